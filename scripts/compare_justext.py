@@ -47,16 +47,8 @@ def ours(path, *options):
     with tempfile.TemporaryDirectory() as work:
         subprocess.run(
             [
-                "./corpus",
-                "extract",
-                "--language",
-                "any",
-                "--compress",
-                "none",
-                "--output",
-                work,
-                *options,
-                f"s={path}",
+                *"./corpus extract --language any --compress none --output".split(), work, *options,
+                f"s={path}"
             ],
             check=True,
             stdout=subprocess.DEVNULL,

@@ -47,14 +47,8 @@ if not o.text:
             out.write(open(name).read())
 subprocess.run(
     [
-        "build/cpu-fp32/tokenize",
-        "--vocabulary",
-        "bytes",
-        "--validation",
-        "0.1",
-        "--output",
-        f"{o.output}/text",
-        o.text,
+        *f"build/cpu-fp32/tokenize --vocabulary bytes --validation 0.1 --output {o.output}/text".split(),
+        o.text
     ],
     check=True,
 )

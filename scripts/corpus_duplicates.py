@@ -157,16 +157,7 @@ def test_components(work):
     one = args[:1]
     for jaccard in (0.99, 0.5):
         run(
-            "dedup",
-            "--compress",
-            "none",
-            "--output",
-            f"{work}/p",
-            "--pairs",
-            f"{work}/pairs",
-            "--jaccard",
-            jaccard,
-            *one,
+            *f"dedup --compress none --output {work}/p --pairs {work}/pairs --jaccard {jaccard}".split(), *one
         )
         lines = open(f"{work}/pairs").read().splitlines()
         check(
@@ -198,15 +189,8 @@ def test_components(work):
 
     for ranks in (1, 3):
         run(
-            "dedup",
-            "--output",
-            f"{work}/narrow{ranks}",
-            "--memory",
-            1e6,
-            "--pairs",
-            f"{work}/narrow.pairs",
-            *wide,
-            ranks=ranks,
+            *f"dedup --output {work}/narrow{ranks} --memory 1e6 --pairs {work}/narrow.pairs".split(),
+            *wide, ranks=ranks
         )
         check(tree(f"{work}/narrow{ranks}") == tree(f"{work}/wide"), f"little memory, {ranks} ranks")
         check(
@@ -374,16 +358,7 @@ def test_decontaminate(work):
 
         goal = max((json.loads(line)["goal"] for line in open(f"{SHARED}/tasks/piqa/valid.jsonl")), key=len)
         write(f"{work}/t.jsonl", [prose(r, 900) + " " + goal + " " + prose(r, 900)])
-        run(
-            "decontaminate",
-            "--against",
-            against,
-            "--output",
-            f"{work}/t",
-            "--compress",
-            "none",
-            f"s={work}/t.jsonl",
-        )
+        run(*f"decontaminate --against {against} --output {work}/t --compress none s={work}/t.jsonl".split())
 
         pieces = read(f"{work}/t/s/t.jsonl")
         check(
@@ -392,20 +367,9 @@ def test_decontaminate(work):
         )
 
     run(
-        "decontaminate",
-        "--against",
-        "piqa=/nowhere",
-        "--output",
-        f"{work}/n",
-        f"s={work}/a.jsonl",
-        fails="/nowhere",
+        *f"decontaminate --against piqa=/nowhere --output {work}/n s={work}/a.jsonl".split(), fails="/nowhere"
     )
     run(
-        "decontaminate",
-        "--against",
-        "pica=/nowhere",
-        "--output",
-        f"{work}/n",
-        f"s={work}/a.jsonl",
-        fails="did you mean piqa",
+        *f"decontaminate --against pica=/nowhere --output {work}/n s={work}/a.jsonl".split(),
+        fails="did you mean piqa"
     )

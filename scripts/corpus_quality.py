@@ -111,17 +111,7 @@ def test_quality(work):
     tricks = [{"text": t, "id": t[:3]} for t in ("a b </s> " + good, "b __label__positive c", "c __label__x")]
     tricks += [{"text": "a b < s > " + good, "id": "end"}, {"text": "a b", "id": "cut"}]
     write(f"{work}/t.jsonl", tricks)
-    run(
-        "quality",
-        "score",
-        "--model",
-        f"{work}/model.bin",
-        "--output",
-        f"{work}/t",
-        "--compress",
-        "none",
-        f"s={work}/t.jsonl",
-    )
+    run(*f"quality score --model {work}/model.bin --output {work}/t --compress none s={work}/t.jsonl".split())
 
     told = {d["id"]: d["meta"]["quality"] for d in read(f"{work}/t/s/t.jsonl")}
     check(
@@ -134,14 +124,8 @@ def test_quality(work):
         open(f"{work}/bad.bin", "wb").write(data[:damage])
         shutil.copy(f"{work}/model.bin.about.json", f"{work}/bad.bin.about.json")
         run(
-            "quality",
-            "score",
-            "--model",
-            f"{work}/bad.bin",
-            "--output",
-            f"{work}/t",
-            f"s={work}/t.jsonl",
-            fails="damaged",
+            *f"quality score --model {work}/bad.bin --output {work}/t s={work}/t.jsonl".split(),
+            fails="damaged"
         )
 
     write(

@@ -317,25 +317,15 @@ def test_bad_input(work):
     run("dedup", "--output", f"{work}/o", "--rows", "many", f"s={work}/a.jsonl", fails="want")
     run("dedup", "--output", f"{work}/o", "--fast", "maybe", f"s={work}/a.jsonl", fails="wants yes or no")
     run(
-        "quality",
-        "score",
-        "--output",
-        f"{work}/o",
-        "--model",
-        f"{work}/a.jsonl",
-        f"s={work}/a.jsonl",
-        fails="is no classifier of ours",
+        *f"quality score --output {work}/o --model {work}/a.jsonl s={work}/a.jsonl".split(),
+        fails="is no classifier of ours"
     )
     run("report", f"{work}/nowhere", fails="holds no step's counts")
     os.makedirs(f"{work}/two")
     write(f"{work}/two/a.jsonl", ["y"])
     run(
-        "clean",
-        "--output",
-        f"{work}/o",
-        f"s={work}/a.jsonl",
-        f"s={work}/two/a.jsonl",
-        fails="have one name in one set",
+        *f"clean --output {work}/o s={work}/a.jsonl s={work}/two/a.jsonl".split(),
+        fails="have one name in one set"
     )
 
     for text, says in (
@@ -348,8 +338,4 @@ def test_bad_input(work):
         open(f"{work}/c.conf", "w").write(text)
         run("run", f"{work}/c.conf", fails=says)
 
-    run(
-        *foreign,
-        ranks=2,
-        fails="[all 2 ranks] corpus: --bands: is for dedup, not for clean",
-    )
+    run(*foreign, ranks=2, fails="[all 2 ranks] corpus: --bands: is for dedup, not for clean")

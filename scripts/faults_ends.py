@@ -92,16 +92,7 @@ def foreign_checkpoints():
         check(r.returncode == 0 and "other data" not in r.stdout, f"the same data elsewhere: {r.stderr}")
         r = run(
             command(
-                "--steps",
-                21,
-                "--resume",
-                name,
-                "--save",
-                "no",
-                "--other-data",
-                "yes",
-                ranks=ranks,
-                data=other,
+                *f"--steps 21 --resume {name} --save no --other-data yes".split(), ranks=ranks, data=other
             )
         )
         check(r.returncode == 0 and "this is other data" in r.stdout, f"--other-data yes: {r.stderr[-300:]}")
@@ -238,19 +229,7 @@ def little_memory():
         r = run(words, timeout=60)
         good = r.returncode == 1 and ("a rank may take" in r.stderr)
         check(good, f"175B: {r.returncode} {r.stderr[-300:]}")
-    small = [
-        *program,
-        "--layers",
-        "4",
-        "--hidden",
-        "1024",
-        "--heads",
-        "8",
-        "--sequence",
-        "128",
-        "--steps",
-        "1",
-    ]
+    small = [*program, *"--layers 4 --hidden 1024 --heads 8 --sequence 128 --steps 1".split()]
     for megabytes in (400, 700, 1200):
         words = ["bash", "-c", f"ulimit -v {megabytes * 1024}; exec " + " ".join(small)]
         r = run(words, dict(environment, OMP_NUM_THREADS="2"), timeout=60)

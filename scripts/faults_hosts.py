@@ -173,15 +173,8 @@ def lost_hosts():
         for name in ("link", "killed", "again"):
             lines = WORK / f"{name}.jsonl"
             options = [
-                *LONG,
-                "--pipeline-parallel",
-                2,
-                "--comm-timeout",
-                10,
-                "--save",
-                WORK / name,
-                "--metrics",
-                lines,
+                *LONG, *"--pipeline-parallel 2 --comm-timeout 10 --save".split(), WORK / name, "--metrics",
+                lines
             ]
             process = hosts.launch(["h1", "h2", "h3"], 2, options)
             check(until(lambda: steps_written(lines) >= 60), f"{name}: begins")

@@ -199,15 +199,7 @@ def diverged_checkpoint():
     unhurt = metrics(WORK / "back.jsonl")
     damage_checkpoint(WORK / "back/step-00000030")
     (WORK / "one-host").write_text("localhost\n")
-    launch = [
-        "bash",
-        REPOSITORY / "scripts/launch_mpirun.sh",
-        WORK / "one-host",
-        1,
-        "--train",
-        DATA,
-        *MODEL,
-    ]
+    launch = ["bash", REPOSITORY / "scripts/launch_mpirun.sh", WORK / "one-host", 1, "--train", DATA, *MODEL]
 
     variables = dict(environment, LAUNCH_PAUSE="0.1", LAUNCH_DIR=str(BUILD))
 

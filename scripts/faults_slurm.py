@@ -109,22 +109,12 @@ def one_node():
         undisturbed()
 
         batch = [
-            "sbatch",
-            "--nodes=1",
-            "--ntasks-per-node=4",
-            "--gpus-per-node=0",
-            "--overcommit",
-            "--output",
-            folder / "log",
+            *"sbatch --nodes=1 --ntasks-per-node=4 --gpus-per-node=0 --overcommit --output".split(),
+            folder / "log"
         ]
         words = [
-            *batch,
-            f"--chdir={REPOSITORY}",
-            REPOSITORY / "scripts/launch_slurm.sh",
-            "--train",
-            DATA,
-            *MODEL,
-            *LONG,
+            *batch, f"--chdir={REPOSITORY}", REPOSITORY / "scripts/launch_slurm.sh", "--train", DATA, *MODEL,
+            *LONG
         ]
 
         lines = WORK / "slurm.jsonl"

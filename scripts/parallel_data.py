@@ -206,18 +206,7 @@ def generation():
 
 def samples_in_training():
     """And while it trains."""
-    sampling = [
-        "--steps",
-        "1",
-        "--tokenizer",
-        "bytes",
-        "--sample-every",
-        "1",
-        "--sample-tokens",
-        "20",
-        "--temperature",
-        "0",
-    ]
+    sampling = "--steps 1 --tokenizer bytes --sample-every 1 --sample-tokens 20 --temperature 0".split()
     said = (
         run(1, [*DATA, *MODEL, *sampling])
         .stdout.split("left 0:00")[-1]

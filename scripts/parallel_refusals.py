@@ -278,18 +278,8 @@ def launchers():
             ("4", f"resumed   {work}/{name}/step-00000002"),
         ):
             command = [
-                "bash",
-                *start_with,
-                *DATA,
-                *MODEL,
-                "--tensor-parallel",
-                "2",
-                "--pipeline-parallel",
-                "2",
-                "--save",
-                f"{work}/{name}",
-                "--steps",
-                steps,
+                "bash", *start_with, *DATA, *MODEL,
+                *f"--tensor-parallel 2 --pipeline-parallel 2 --save {work}/{name} --steps".split(), steps
             ]
             result = subprocess.run(
                 command,

@@ -165,14 +165,7 @@ def main():
         if not hosts.usable:
             sys.exit("soak.py: no network namespaces here: run it as root on Linux")
         options = [
-            "--steps",
-            10**6,
-            *same,
-            *SETTINGS,
-            "--save",
-            WORK / "soak",
-            "--metrics",
-            WORK / "soak.jsonl",
+            "--steps", 10**6, *same, *SETTINGS, "--save", WORK / "soak", "--metrics", WORK / "soak.jsonl"
         ]
         process = hosts.launch(["h1", "h2", "h3"], 2, options, each=4)
 

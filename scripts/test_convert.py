@@ -121,12 +121,7 @@ def make_model(work):
         archive.writestr("archive/data.pkl", b"")
     refused(
         "is what torch.save writes, wants safetensors: make it by",
-        "--from-nanogpt",
-        torch_saved,
-        "--heads",
-        2,
-        "--to",
-        f"{work}/none",
+        *f"--from-nanogpt {torch_saved} --heads 2 --to {work}/none".split()
     )
     return exported
 
@@ -311,10 +306,7 @@ def test_megatron(work, tensors):
     check(export(work, "mega-own") == tensors, "and comes back from a checkpoint")
     refused(
         "is not empty: choose a new folder",
-        "--from-checkpoint",
-        f"{work}/mega-own",
-        "--to-huggingface",
-        f"{work}/mega-hf",
+        *f"--from-checkpoint {work}/mega-own --to-huggingface {work}/mega-hf".split()
     )
     converted("has position embeddings (position_embedding_type rope)", position_embedding_type="rope")
     converted("has a gated MLP (swiglu True)", swiglu=True)

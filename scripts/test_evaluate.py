@@ -74,14 +74,8 @@ for name, task in (("own", "requests"), ("words", "lambada")):
         run(
             1,
             [
-                "--task",
-                task,
-                "--from",
-                f"{work}/{name}.jsonl",
-                "--vocabulary",
-                "bytes",
-                "--output",
-                f"{work}/{name}.eval",
+                "--task", task,
+                *f"--from {work}/{name}.jsonl --vocabulary bytes --output {work}/{name}.eval".split()
             ],
             program="tasks",
         ),
@@ -168,17 +162,7 @@ for seed, (ranks, options) in enumerate(
 # while it trains: every second step, in every layout, with rows cut over tensor ranks or blocks computed
 # again
 training = [
-    *DATA,
-    *MODEL,
-    *TASKS,
-    "--steps",
-    "4",
-    "--evaluate-every",
-    "2",
-    "--decay-tokens",
-    "1000",
-    "--warmup-tokens",
-    "9",
+    *DATA, *MODEL, *TASKS, *"--steps 4 --evaluate-every 2 --decay-tokens 1000 --warmup-tokens 9".split()
 ]
 measured = {}
 for ranks, options in (
@@ -221,14 +205,7 @@ with open(f"{work}/prompts.jsonl", "w") as f:
         )
         f.write(json.dumps(prompt) + "\n")
 speak = [
-    "--resume",
-    f"{work}/model",
-    "--tokenizer",
-    "bytes",
-    "--generate",
-    f"{work}/prompts.jsonl",
-    "--sample-tokens",
-    "20",
+    *f"--resume {work}/model --tokenizer bytes --generate {work}/prompts.jsonl --sample-tokens 20".split()
 ]
 said = run(1, [*speak, "--batch", "1"])
 good(said, "prompts")
@@ -314,16 +291,7 @@ for extra, message in (
     open(f"{work}/long.jsonl", "w").write(json.dumps({"context": "a", "continuations": ["b" * 33]}) + "\n")
     run(
         1,
-        [
-            "--task",
-            "requests",
-            "--from",
-            f"{work}/long.jsonl",
-            "--vocabulary",
-            "bytes",
-            "--output",
-            f"{work}/long.eval",
-        ],
+        f"--task requests --from {work}/long.jsonl --vocabulary bytes --output {work}/long.eval".split(),
         program="tasks",
     )
     open(f"{work}/vocab.bpe", "w").write("#version: 0.2\n" + "".join(f"{chr(33 + i)} a\n" for i in range(43)))
