@@ -60,12 +60,12 @@ inline double device_peak(const std::string& device) {
     return sizeof(floatX) == 2 && gpu ? gpu->peak : 0;
 }
 
-// the device's own name
+// the name of this rank's device
 inline std::string device_name() {
 #if defined(DEVICE_CUDA)
     static const std::string name = [] {
         cudaDeviceProp properties;
-        check_cuda(cudaGetDeviceProperties(&properties, 0),
+        check_cuda(cudaGetDeviceProperties(&properties, current_device()),
                    "no CUDA device can be used (build with make DEVICE=cpu to run without)");
         return std::string(properties.name);
     }();
@@ -91,7 +91,7 @@ inline int compute_capability() {
 #if defined(DEVICE_CUDA)
     static const int capability = [] {
         cudaDeviceProp properties;
-        check_cuda(cudaGetDeviceProperties(&properties, 0), "the device's properties");
+        check_cuda(cudaGetDeviceProperties(&properties, current_device()), "the device's properties");
         return properties.major * 10 + properties.minor;
     }();
     return capability;

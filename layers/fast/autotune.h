@@ -73,13 +73,15 @@ struct Autotuner {
         if (!path.empty()) measured = read_file();
     }
 
-    // adds to the file what it lacks, and keeps the union; ranks take turns
+    // adds to the file what it lacks, and keeps the union; ranks take turns, most of them with nothing to add
     void save() {
         if (path.empty()) return;
         try {
+            if (!lacks_any(read_file())) return;
             FileLock turn(path + ".lock");
-            FileWriter file(path);
             std::map<std::string, Choice> all = read_file();
+            if (!lacks_any(all)) return;
+            FileWriter file(path);
             all.insert(measured.begin(), measured.end());
             std::string out = header(machine) + "\n";
             for (auto& [key, c] : all) out += text("%s = %d %.2f\n", key.c_str(), c.number, c.microseconds);
@@ -108,6 +110,11 @@ struct Autotuner {
     }
 
 private:
+    bool lacks_any(const std::map<std::string, Choice>& there) const {
+        for (auto& [key, choice] : measured) if (!there.count(key)) return true;
+        return false;
+    }
+
     bool is_warm = false;  // the device has reached its clock rate under load
 
     // all ways in turn, several times, so that a temporary slowdown of the device affects all of them

@@ -14,7 +14,8 @@
 
 inline void check_logits(const std::vector<real>& logits) {
     for (real x : logits)
-        if (std::isnan(x)) fail("the model's logits are not numbers: go on from an earlier checkpoint");
+        if (std::isnan(x) || x == INFINITY)
+            fail("the model's logits are not numbers: go on from an earlier checkpoint");
 }
 
 // logits (V); u uniform in [0, 1)

@@ -97,7 +97,7 @@ inline void tune_packed(Model& model) {
     load_packed(model, kept, packed);
     const BlockActivations& a = kept.blocks[0];
     long row = 3L * model.shape.C / model.grid.t;
-    std::vector<floatX> values((size_t)model.max_rows() * row);
+    std::vector<floatX> values((size_t)packed.rows() * row);
     normals(values.data(), 0, purpose("packed tuning"), 0, (long)values.size(), 1);
     copy_to_device(a.qkv, values.data(), values.size() * sizeof(floatX), model.stream);
 

@@ -343,7 +343,7 @@ inline void check_tensor_parallel(const Run& run) {
     if (run.state.shape.Vp % t)
         fail("a vocabulary padded to %d over %d tensor-parallel ranks: choose --pad-vocabulary %d",
              run.state.shape.Vp, t, o.pad_vocabulary * t);
-    if (o.sequence % t && o.sequence_parallel == "yes")
+    if (o.sequence % t && o.sequence_parallel == "yes" && !o.inference())
         fail("--sequence %d over %d tensor-parallel ranks: choose a multiple of %d, or --sequence-parallel "
              "no", o.sequence, t, t);
 }

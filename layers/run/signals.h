@@ -12,12 +12,18 @@ namespace stop_signal {
 inline volatile sig_atomic_t is_requested = 0, is_noticed = 0, speaks = 0, is_alone = 1;
 inline volatile time_t first = 0;
 
+inline time_t now() {  // whatever is done to the clock
+    struct timespec t = {};
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec;
+}
+
 inline bool say(const char* text, size_t n) { return write(STDERR_FILENO, text, n) >= 0; }
 
 inline void handle(int number) {
     constexpr time_t patience = 3;  // seconds: launchers may send one signal twice
     if (!is_requested) {
-        first = time(nullptr);
+        first = now();
         constexpr char what[] = "train_gpt: a signal: the run ends after this step, saved where --save is; "
                                 "a second one ends it at once\n";
         // mpirun kills its ranks seconds after a Ctrl-C; the launchers send SIGUSR1
@@ -27,7 +33,7 @@ inline void handle(int number) {
         if (speaks && number == SIGINT && !is_alone) say(hurries, sizeof hurries - 1);
     }
     is_requested = 1;
-    if (is_noticed || number == SIGPIPE || time(nullptr) - first < patience) return;
+    if (is_noticed || number == SIGPIPE || now() - first < patience) return;
     constexpr char why[] = "train_gpt: a second signal, and the step has not ended: not saved\n";
     say(why, sizeof why - 1);
     _exit(128 + number);

@@ -164,12 +164,15 @@ static RankReport await_rank_report(const Run& run, Trainer& trainer, bool updat
     double patience = std::min(5.0, comm::timeout / 4);  // seconds
 
     RankReport mine;
+    double began = seconds();
     mine.still_reads = !trainer.samples->await(patience, trainer.data_error);
+    double read = seconds() - began;
     mine.lacks_data = !trainer.data_error.empty();
     mine.wants_save = trainer.writer->is_due(step);
     mine.is_corrupt = !trainer.memory_error.empty();
     mine.save_status = trainer.writer->status();
     mine.stops = take_stop_signal();
+    mine.computed = -read;  // a slow disk is no slow rank
     return mine;
 }
 
@@ -225,7 +228,7 @@ StepReports exchange_reports(StepResult& result, Run& run, Trainer& trainer, con
                              double start, double waited) {
     Model& model = *trainer.model;
     RankReport mine = await_rank_report(run, trainer, result.updated);
-    mine.computed = seconds() - start - (comm::waited_seconds() - waited);
+    mine.computed += seconds() - start - (comm::waited_seconds() - waited);
 
     std::vector<int> set_of;
     for (int micro_batch = 0; micro_batch < samples.micro_batches; micro_batch++)
