@@ -77,17 +77,16 @@ struct Autotuner {
     void save() {
         if (path.empty()) return;
         try {
-            if (!lacks_any(read_file())) return;
-            FileLock turn(path + ".lock");
             std::map<std::string, Choice> all = read_file();
-            if (!lacks_any(all)) return;
-            FileWriter file(path);
-            all.insert(measured.begin(), measured.end());
-            std::string out = header(machine) + "\n";
-            for (auto& [key, c] : all) out += text("%s = %d %.2f\n", key.c_str(), c.number, c.microseconds);
-            file.write(out);
-            file.finish();
-            measured = all;
+            if (lacks_any(all)) {
+                FileLock turn(path + ".lock");
+                all = read_file();
+                if (lacks_any(all)) {
+                    all.insert(measured.begin(), measured.end());
+                    write_file(all);
+                }
+            }
+            measured = all;  // the first to choose holds for all
             generation++;
         } catch (const Error& e) {
             fprintf(stderr, "note: choices are not kept: %s\n", e.what());
@@ -110,6 +109,14 @@ struct Autotuner {
     }
 
 private:
+    void write_file(const std::map<std::string, Choice>& all) const {
+        FileWriter file(path);
+        std::string out = header(machine) + "\n";
+        for (auto& [key, c] : all) out += text("%s = %d %.2f\n", key.c_str(), c.number, c.microseconds);
+        file.write(out);
+        file.finish();
+    }
+
     bool lacks_any(const std::map<std::string, Choice>& there) const {
         for (auto& [key, choice] : measured) if (!there.count(key)) return true;
         return false;
