@@ -223,7 +223,7 @@ def identify():
         "card": card.splitlines()[0] if card else "no GPU",
         "torch": found.stdout.strip() if found.returncode == 0 else None,
         "why": OVER if found.returncode == 124 else last_line(found.stderr),
-        "commit": programs.commit() or carried().get("commit"),
+        "commit": programs.commit() or programs.prepared().get("commit"),
     }
 
 
@@ -632,13 +632,6 @@ def run_part(name, end):
     figures.setdefault("seconds", {})[name] = round(time.time() - start, 1)
 
 
-def carried():
-    try:
-        return json.loads((programs.FOLDER / "prepared.json").read_text())
-    except (OSError, ValueError):
-        return {}
-
-
 def main():
     global deadline
     names = o.parts if o.parts is not None else list(PARTS)
@@ -688,7 +681,7 @@ libraries = {} if o.rehearse else programs.libraries_environment(o.python)
 if o.rehearse:
     cpu = programs.prepare_texts(logs, True, 3)
 else:
-    cpu = json.loads((programs.FOLDER / "prepared.json").read_text())["cpu"]
+    cpu = programs.prepared()["cpu"]
     logs.mkdir(parents=True, exist_ok=True)
     shutil.copy(programs.FOLDER / "text.bin", logs)
 main()

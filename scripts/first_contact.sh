@@ -8,7 +8,7 @@
 #   --list           the parts, and the seconds that each may take
 #   --from PART, --parts PART…
 #   --prepare        builds everything into build/first_contact (less than 60 MB), for sm_90a where no GPU is;
-#                    carried to a machine of the same commit, nothing is built there
+#                    carried to a machine with the same sources, nothing is built there
 #   --peer NAME=MODEL=COMMAND   another trainer, timed in turn: its lines with `N tok/s` or `N tokens/s` count
 #   --rehearse       small, without a GPU: its figures mean nothing
 set -euo pipefail

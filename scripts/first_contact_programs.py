@@ -162,12 +162,17 @@ def prepare_texts(folder, rehearse, steps):
     return losses
 
 
+def prepared():
+    """What the folder says of itself."""
+    try:
+        return json.loads((FOLDER / "prepared.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
 def is_prepared():
     """Whether the folder was made from these sources."""
-    try:
-        return json.loads((FOLDER / "prepared.json").read_text())["sources"] == sources()
-    except (OSError, ValueError, KeyError):
-        return False
+    return prepared().get("sources") == sources()
 
 
 def prepare(arch):

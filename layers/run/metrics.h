@@ -119,31 +119,33 @@ inline bool continues_metrics(const Run& run) {
 inline void open_metrics(const Run& run) {
     const std::string& path = run.options.metrics;
     if (path.empty() || !run.is_rank0() || run.state.step >= run.last_step) return;
-    std::string kept, there(WholeFile(path).text());
-    bool is_other = true;
+    std::string kept;
+    bool is_other = true, drops = false, in_order = true;
     std::vector<std::pair<long, std::string>> lines = read_metrics_file(path);
     for (auto& [step, line] : lines) {
-        if (step <= run.state.step) kept += line + "\n";
+        if (step > run.state.step) {
+            drops = true;
+            continue;
+        }
+        kept += line + "\n";
+        in_order &= !drops;
         if (step != run.state.step) continue;
         Json at = Json::parse(line, path);
         const Json* tokens = at.find("tokens");
         is_other = run.state.step == 0 || !tokens || (uint64_t)tokens->integer(path) != run.state.tokens;
     }
-    bool drops = !lines.empty() && lines.back().first > run.state.step;
-    if (!lines.empty() && (is_other || (drops && !continues_metrics(run)))) {
+    bool sets_aside = !lines.empty() && (is_other || (drops && !continues_metrics(run)));
+    if (sets_aside) {
         std::string aside = path + ".previous";
         for (int i = 2; access(aside.c_str(), F_OK) == 0; i++) aside = path + text(".previous-%d", i);
         std::filesystem::rename(path, aside);
         if (is_other) kept.clear();
-        there.clear();
         std::string what = is_other ? "of another run, which are" : "of the run that this one branches off,";
         printf("note: %s has %zu steps %s now in %s\n", path.c_str(), lines.size(), what.c_str(),
                aside.c_str());
     }
-    if (!there.empty() && there.starts_with(kept)) {  // takes no room on a full disk
-        if (there.size() > kept.size()) std::filesystem::resize_file(path, kept.size());
-        return;
-    }
+    if (!sets_aside && in_order)  // takes no room on a full disk
+        return std::filesystem::resize_file(path, kept.size());
     FileWriter file(path);
     file.write(kept);
     file.finish();
