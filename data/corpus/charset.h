@@ -69,13 +69,6 @@ constexpr CharsetLabels charset_labels[] = {
     {"CP1252", "x-user-defined"},
 };
 
-// ASCII letters alone: K (U+212A) is no k
-inline std::string ascii_lower(std::string_view s) {
-    std::string out(s);
-    for (char& c : out) if (c >= 'A' && c <= 'Z') c |= 32;
-    return out;
-}
-
 constexpr std::string_view html_blanks = "\t\n\f\r ";
 
 // "get an encoding": iconv's name for a label, or ""
@@ -93,7 +86,7 @@ inline std::string charset_of_label(std::string_view label) {
     size_t first = label.find_first_not_of(html_blanks);
     if (first == label.npos) return "";
     size_t last = label.find_last_not_of(html_blanks);
-    auto found = known.find(ascii_lower(label.substr(first, last + 1 - first)));
+    auto found = known.find(lower(label.substr(first, last + 1 - first)));
     return found == known.end() ? "" : found->second;
 }
 
@@ -101,9 +94,9 @@ inline std::string charset_of_label(std::string_view label) {
 
 // from "text/html; charset=…", in a header or in a <meta content>: "extract an encoding from a meta element"
 inline std::string charset_in_content(std::string_view s) {
-    std::string lower = ascii_lower(s);
+    std::string small = lower(s);
     for (size_t at = 0;;) {
-        at = lower.find("charset", at);
+        at = small.find("charset", at);
         if (at == s.npos) return "";
         at = s.find_first_not_of(html_blanks, at + 7);
         if (at == s.npos) return "";
@@ -141,7 +134,7 @@ class Prescan {
         size_t from = at;
         while (!ended() && html_blanks.find(s[at]) == html_blanks.npos && s[at] != '/' && s[at] != '>' &&
                (s[at] != '=' || at == from)) at++;
-        name = ascii_lower(s.substr(from, at - from));
+        name = lower(s.substr(from, at - from));
 
         skip(html_blanks);
         if (ended() || s[at] != '=') return true;
@@ -152,12 +145,12 @@ class Prescan {
         if (quote == '"' || quote == '\'') {
             from = ++at;
             skip_to(std::string_view(&quote, 1));
-            value = ascii_lower(s.substr(from, at - from));
+            value = lower(s.substr(from, at - from));
             if (!ended()) at++;
         } else {
             from = at;
             skip_to("\t\n\f\r >");
-            value = ascii_lower(s.substr(from, at - from));
+            value = lower(s.substr(from, at - from));
         }
         return true;
     }

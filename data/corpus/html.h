@@ -172,11 +172,6 @@ private:
     }
 };
 
-// s begins with these ASCII letters, in either case
-inline bool begins_as(std::string_view s, std::string_view letters) {
-    return s.size() >= letters.size() && !strncasecmp(s.data(), letters.data(), letters.size());
-}
-
 // Blanks out tags that may have more than `most` attributes (counting blanks, slashes and quotes): libxml2
 // compares each attribute with all before it. What is inside scripts, styles and comments is not a tag; these
 // begin and end where libxml2 takes them to.

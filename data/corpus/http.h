@@ -125,12 +125,9 @@ inline std::string page_of(std::string_view content, size_t longest, Counts& cou
 
     HeaderFields fields(content.substr(0, head));
     std::string_view type = fields.get("Content-Type"), body = content.substr(head);
-    auto names = [&](const char* known) {
-        return !strncasecmp(type.data(), known, std::min(type.size(), strlen(known)));
-    };
     *why = "pages that are not HTML";
-    if (!type.empty() && !(type.size() >= 9 && names("text/html")) &&
-        !(type.size() >= 21 && names("application/xhtml+xml"))) return "";
+    bool is_html = begins_as(type, "text/html") || begins_as(type, "application/xhtml+xml");
+    if (!type.empty() && !is_html) return "";
 
     std::string unchunked, decoded;
     std::string_view transfer = fields.get("Transfer-Encoding");

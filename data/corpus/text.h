@@ -1,6 +1,7 @@
 // text.h   UTF-8 text: characters (code points), white space, words
 #pragma once
 #include <stdint.h>
+#include <strings.h>
 #include <utf8proc.h>
 #include <string>
 #include <string_view>
@@ -119,7 +120,7 @@ inline std::string_view trim_spaces(std::string_view s) {
     return {p, (size_t)(end - p)};
 }
 
-// ASCII letters alone
+// ASCII letters alone: K (U+212A) is no k
 inline void make_lower(std::string& s) {
     for (char& c : s) c = c >= 'A' && c <= 'Z' ? (char)(c | 32) : c;
 }
@@ -128,6 +129,11 @@ inline std::string lower(std::string_view s) {
     std::string out(s);
     make_lower(out);
     return out;
+}
+
+// s begins with these ASCII letters, in either case
+inline bool begins_as(std::string_view s, std::string_view letters) {
+    return s.size() >= letters.size() && !strncasecmp(s.data(), letters.data(), letters.size());
 }
 
 // the lower case of any letter
