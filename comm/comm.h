@@ -20,7 +20,8 @@
 //   its group that still responds prints its last calls, and ranks that never arrived are named. Ranks meet
 //   before a group is made, with the same timeout; late ranks are named.
 //   What ends all ranks: an exception on one (comm::abort_all: MPI_Abort, at once), a failed collective check
-//   (collective_check.h), or a call that does not end (timeout, then seconds of asking who is late).
+//   (collective_check.h), or a call that does not end (timeout, then seconds of asking who is late). But if
+//   data cannot be read, the step ends and is saved first (run/trainer.h).
 #pragma once
 #include <stdint.h>
 #include <climits>

@@ -87,7 +87,7 @@ struct FlashScratch {
     // [0]: blocks that have started; from [1] on: whose turn it is to add to dq, for each tile of queries, or
     // on sm_90a for each half of a tile
     int* turns;
-    real* column_sums;  // of dk and dv of every 128 keys of every sequence; of dq, all in the first 128's
+    real* column_sums;  // (B, T / 128, NH, 3, HS): of dk and dv, of 128 keys each; of dq all are in the first
 };
 inline long flash_query_terms(int B, int NH, int T) { return 2L * B * NH * T; }
 // rounded up to whole tiles of queries: rows beyond the sequence only receive zeros, which nobody uses

@@ -38,7 +38,7 @@ constexpr size_t cublas_workspace = 32 << 20;  // bytes, for each stream that mu
 inline bool fits_epilogue(int n) { return n % 8 == 0 && sizeof(floatX) < 8; }
 
 template <class Out, class Left, class Right>
-Gemm<Out, Left, Right> with_strides(Gemm<Out, Left, Right> g) {  // leading dimensions, where none are given
+Gemm<Out, Left, Right> with_leading_dimensions(Gemm<Out, Left, Right> g) {  // where none are given
     if (!g.lda) g.lda = g.transpose_a ? g.m : g.k;
     if (!g.ldb) g.ldb = g.transpose_b ? g.k : g.n;
     if (!g.ldc) g.ldc = g.n;

@@ -1,7 +1,7 @@
 // operation.h   what a step consists of: operations and calls, each declared once
 //   compute(ResidualForward{.y = y, .residual = x, …}, s);
 //   An operation is a struct: its tensors and sizes are fields, and beside them stand its name, the tensors()
-//   that it reads and writes and, beyond that, its works(): GEMMs, and bytes that kernels move. ref()
+//   that it reads and writes (scratch left out) and, beyond that, its works(): GEMMs, bytes moved. ref()
 //   computes it with loops on the host, gpu() with kernels; what is the same on both is execute(). A call
 //   also declares whom it communicates with (comm.h). Both are announced as an Activity: with stream, place
 //   and source line. Who listens (Listener):
@@ -218,9 +218,9 @@ public:
     ActivityScope(const ActivityScope&) = delete;
 };
 
-// Announces an operation and, unless this is a dry run, computes it. Without works() it is one kernel that
-// moves each tensor once. ref() and gpu() stand further down in the layer's file (flash attention's gpu() in
-// fast/flash_dispatch.cuh), and are compiled in layers/compute.cu
+// Announces an operation and, unless this is a dry run, computes it. Without works() it counts as one kernel
+// that moves each tensor once. ref() and gpu() stand further down in the layer's file (flash attention's
+// gpu() in fast/flash_dispatch.cuh), and are compiled in layers/compute.cu
 template <class Operation>
 void compute(const Operation& o, Stream s, std::source_location where = std::source_location::current()) {
     ActivityScope announced(Operation::name, [&] {

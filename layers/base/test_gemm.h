@@ -36,7 +36,7 @@ void gemm_in_loops(const Gemm<Out>& g) {
 
 template <class Out>
 void gemm_is_loops(const std::string& what, Gemm<Out> g) {
-    g = with_strides(g);
+    g = with_leading_dimensions(g);
     auto operand = [&](long rows, long ld, long stride, int seed) {
         return random_values<floatX>(rows * ld + (g.batch - 1) * stride, seed);
     };

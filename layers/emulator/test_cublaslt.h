@@ -290,11 +290,11 @@ inline void cublaslt_gemm() {
 
     for (int way : {0, 1}) {
         std::fill(out.begin(), out.end(), floatX(-1));
-        gpu::MatmulDescriptor d(with_strides(g));
+        Gemm<floatX> given = with_leading_dimensions(g);
+        gpu::MatmulDescriptor d(given);
         auto all = gpu::candidates_of(d);
         check(all.count == 3, text("cuBLASLt offers %d algorithms, wants 3", all.count));
-        gpu::check_cublas(gpu::Cublas::get().multiply(with_strides(g), d, all.at[way].algo, nullptr),
-                          "a GEMM");
+        gpu::check_cublas(gpu::Cublas::get().multiply(given, d, all.at[way].algo, nullptr), "a GEMM");
         synchronize(nullptr);
         close(text("a GEMM by cuBLASLt's algorithm %d", way), out, want, rounding);
     }
@@ -319,7 +319,8 @@ inline void cublaslt_gemm() {
 inline void cublaslt_choice_names_its_list() {
     std::vector<floatX> x(64 * 64);
     floatX* p = x.data();
-    Gemm<floatX> g = with_strides(Gemm<floatX>{.out = p, .a = p, .b = p, .m = 64, .n = 64, .k = 64});
+    Gemm<floatX> g = with_leading_dimensions(
+        Gemm<floatX>{.out = p, .a = p, .b = p, .m = 64, .n = 64, .k = 64});
     gpu::MatmulDescriptor d(g);
     auto usual = gpu::candidates_of(d), fewer = gpu::candidates_of(d, 2);
     auto little_room = gpu::candidates_of(d, cublas_candidates, 16), other_order = usual;
@@ -342,8 +343,8 @@ inline void cublaslt_streams() {
     gpu::Cublas& cublas = gpu::Cublas::get();
     for (int i : {0, 1}) {
         outs[i].resize(m * n);
-        auto g = with_strides(Gemm<floatX>{.out = outs[i].data(), .a = a.data(), .b = b.data(), .m = m,
-                                           .n = n, .k = k, .transpose_b = true});
+        auto g = with_leading_dimensions(Gemm<floatX>{.out = outs[i].data(), .a = a.data(), .b = b.data(),
+                                                      .m = m, .n = n, .k = k, .transpose_b = true});
         gpu::MatmulDescriptor d(g);
         cublasStatus_t status = cublas.multiply(g, d, gpu::candidates_of(d).at[1].algo, streams[i]);
         check(status == CUBLAS_STATUS_SUCCESS, text("a GEMM on stream %d: %s", i,

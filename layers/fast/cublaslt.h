@@ -177,7 +177,7 @@ bool fuses(const char* what, const Gemm<floatX>& fused_gemm, int N, int C, int O
 
 template <class Out, class Left, class Right>
 void gemm(const Gemm<Out, Left, Right>& given, Stream s) {
-    Gemm<Out, Left, Right> g = with_strides(given);
+    Gemm<Out, Left, Right> g = with_leading_dimensions(given);
     MatmulDescriptor d(g);
     check_cublas(Cublas::get().multiply(g, d, choose_algorithm(g, d, s), s), "cublasLtMatmul");
 }

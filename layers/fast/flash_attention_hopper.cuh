@@ -5,8 +5,9 @@
 //   p v and the other consumer's GEMMs: named barriers 1 and 2 say whose turn it is to start its own (3
 //   and 4: a consumer's warps have read its queries, whose tile then takes its output).
 //     tiles     (128, 64) of q, k or v, rows swizzled; HS / 64 of them side by side
-//     full      mbarrier of a stage: its bytes have arrived       the consumers wait for it
-//     free      mbarrier of a stage: eight warps have read it     the producer waits for it
+//     *_full    mbarrier of a stage: its bytes have arrived       the consumers wait for it
+//     *_free    mbarrier of a stage: eight warps have read it     the producer waits for it
+//   packed_attention_hopper.cuh has 64 queries a block, a cache of keys and no lse.
 //   communicates: nothing    cost: that of flash_attention.cuh
 //   gpu: bf16, HS 64 or 128, any T; shared memory 1 + HS * 1.25 KB
 #pragma once

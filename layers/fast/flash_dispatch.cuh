@@ -1,8 +1,9 @@
 // flash_dispatch.cuh   gpu() of flash attention's operations: the faster of sm_80's and sm_90a's kernels
 //   sm_90a's kernels run where all of these hold, for each shape, and separately for forward and backward:
 //     the device is an sm_90, the program has code for sm_90a, and the head size is 64 or 128;
-//     where they were timed, for this shape, they were faster; the choice is then the run's, shared by its
-//     ranks and kept in its checkpoints (autotune.h). That both agree is a check of ./test_gpt hopper.
+//     they were faster for this shape when timed at the start (untimed, sm_80's run). The choice is the
+//     run's, shared by its ranks and kept in its checkpoints (autotune.h); that both agree is a check of
+//     ./test_gpt hopper.
 //   Otherwise flash_attention.cuh's run. Whether a run uses flash attention at all is decided before it
 //   starts, by uses_flash (run/setup.h); without it, attention.cuh keeps the scores in memory.
 #pragma once

@@ -97,7 +97,7 @@ cublasLtMatmulAlgo_t find_algorithm(const Gemm<Out, Left, Right>& g, const Matmu
 
 template <class Out>
 bool can_compute(const Gemm<Out>& g) {
-    MatmulDescriptor d(with_strides(g));
+    MatmulDescriptor d(with_leading_dimensions(g));
     return candidates_of(d, 1).count > 0;
 }
 

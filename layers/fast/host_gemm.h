@@ -124,7 +124,7 @@ void gemm_of_batch(const Gemm<Out, Left, Right>& g) {
 
 template <class Out, class Left, class Right>
 void gemm(const Gemm<Out, Left, Right>& given, Stream) {
-    Gemm<Out, Left, Right> g = with_strides(given);
+    Gemm<Out, Left, Right> g = with_leading_dimensions(given);
     if (g.scale_a) g.alpha *= *g.scale_a * *g.scale_b;
     for (int i = 0; i < g.batch; i++) {
         gemm_of_batch(g);

@@ -4,8 +4,9 @@
 //   In the next block one thread waits, then a barrier, then all threads read the results with load_from_l2.
 //   On sm_90a one thread does it all: it waits, adds by a bulk copy, waits for that to end, and publishes.
 //   On a GPU a wait that does not end gives up after ten seconds, and later waits give up early: the kernel
-//   ends with invalid results, so whoever uses results asks take_expired_wait() first. (A trap instead made
-//   registers spill.) In emulation a wait that cannot end is an error at once.
+//   ends with invalid results, so a step asks take_expired_wait() at its end, behind the update and before
+//   anything is reported or saved. (A trap instead made registers spill.) In emulation a wait that cannot end
+//   is an error at once.
 #pragma once
 #include "../base/device.h"
 

@@ -83,8 +83,8 @@ struct BlockActivations {
     floatX* probabilities = nullptr;  // (B, NH_r, T, T): kept by materialised attention …
     real* lse = nullptr;              // … and (B, NH_r, T) by flash attention
     NormStats ln1_stats, ln2_stats;   // (N_r) each
-    // ln1, ln2 and act are shared by all blocks: backward recomputes them (light recomputation) or does not
-    // need them (--fp8)
+    // ln1, ln2 and act alone are shared by all blocks: backward recomputes them (light recomputation) or does
+    // not need them (--fp8). With full recomputation all but x is shared, and this is false
     bool shares = false;
     // --fp8: the linear layers' inputs ln1, o, ln2 and act in 8 bits, for backward
     Fp8Inputs qkv_fp8, out_fp8, up_fp8, down_fp8;
@@ -121,8 +121,8 @@ struct Buffer {
 struct InFlight {
     std::vector<BlockActivations> blocks;  // one per layer of the chunk
     Buffer y;                              // the chunk's output
-    int *tokens = nullptr, *targets;       // (N), on the first and last stage; and, one behind the other,
-    int *sorted_rows, *run_starts;         // tokens sorted (see embedding.cuh): in training, first stage
+    int *tokens = nullptr, *targets;       // (N) each, on the first and on the last stage
+    int *sorted_rows, *run_starts;         // (N), (N + 1): see embedding.cuh; first stage, in training
     int* segment_arrays = nullptr;         // of a packed batch, and what they hold
     std::shared_ptr<PackedSegments> packed;
 };

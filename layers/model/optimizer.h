@@ -5,6 +5,7 @@
 //   gradients are all-reduced if d > 1.
 //   low_bits, m, v: for the owned slices, in the format of adamw.cuh
 //   Bytes per parameter in bf16: parameter 2, gradient 4, and (2 + 4 + 4) / shards for low_bits, m and v
+//     (on one stage, with several micro-batches, wte's has 4 more: the logits' part of its gradient)
 //   norm = L2 over all gradients, each counted once (flags_of, run/allocate.h); gradients are scaled by
 //     min(1, clip / (norm + 1e-6))
 //   communicates, in this order:
@@ -138,8 +139,9 @@ inline void complete_gradients(Model& model) {
     bool partial = model.tp.sequence_parallel;
     int shards = model.table.layout.optimizer_shards;
     if (partial) all_reduce_copies(model, grid.tp, comm::Op::Sum);
-    // Copies that different groups have summed, over d or t: NCCL's order may differ from group to group, and
-    // with it a sum of more than two terms. The largest is the same for all
+    // An all-reduce gives all of its group the same bits (MPI and NCCL both do). Copies that different groups
+    // have summed, over d or t, may differ: NCCL's order may differ from group to group, and with it a sum of
+    // more than two terms. The largest is the same for all
     if (!partial && grid.t > 1 && grid.d > 2) all_reduce_copies(model, grid.tp, comm::Op::Max);
     if (partial && grid.t > 2 && grid.d > 1 && shards == 1) all_reduce_copies(model, grid.dp, comm::Op::Max);
     if (!grid.holds_tied()) return;

@@ -2,8 +2,9 @@
 //   Names are GPT-2's. All parameters of a rank are in one flat buffer in the order of the table, layer after
 //   layer; gradients and optimizer state are in buffers with the same order.
 //   With t tensor-parallel ranks, split tensors are cut into t equal shards along one dimension; all other
-//   tensors are replicated. Buckets (token embedding, positions, each layer, final layer norm) are padded so
-//   that data-parallel ranks own equal slices of each, regardless of tensor boundaries.
+//   tensors are replicated. Tensors begin at multiples of 128 values. Buckets (token embedding, positions,
+//   each layer, final layer norm) are padded to 128 d, so that data-parallel ranks own equal slices of each,
+//   regardless of tensor boundaries.
 //   With p pipeline stages of v chunks, a rank's table lists the tensors of its stage: stage r has the layers
 //   [(c p + r) n, (c p + r + 1) n) with n = L / (p v) for each chunk c. The first stage has the embeddings;
 //   the last has the final layer norm and, for the logits, a copy of the token embedding. The copy is a

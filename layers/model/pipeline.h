@@ -11,6 +11,8 @@
 //                      to or from one neighbour
 //     Grid::dp_stream  buckets: gradients reduced,           compute, up to where the bucket is complete,
 //                      parameters gathered                   or updated
+//   At a schedule's end compute waits for all links. Over several ranks compute is CUDA's default stream, but
+//   with --graph yes. The race detector checks this in every layout (scripts/mutate.py layouts).
 //   Generation (inference/packed_batch.h) has one micro-batch at a time, and messages on the compute stream.
 #pragma once
 #include <functional>

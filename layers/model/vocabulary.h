@@ -1,12 +1,12 @@
 // vocabulary.h   the vocabulary-parallel layers: embedding and LM head
-//   x = wte[tokens] + wpe[positions];  logits = layernorm(x) wte^T
+//   x = wte[tokens] + wpe[positions];  logits = layernorm(y) wte^T    y: the last block's output
 //   Rank r of t tensor-parallel ranks has rows [r Vp / t, (r + 1) Vp / t) of the token embedding, which is
 //   also the LM head's weight. A token outside a rank's rows gives 0 there, so the sum over the ranks is the
 //   embedding. A rank has Vp_r = Vp / t columns of the logits, which are not gathered for the loss (see
 //   cross_entropy.cuh). Forward ends with logits and losses; if gradients are wanted (dloss is 0 in
 //   validation and inference only), the logits are overwritten by their gradient at once, and backward starts
 //   from it.
-//   Exception: Setup.loss_in_backward, set if only some rows of logits are held (--loss-chunk) or, in a
+//   Exception: Setup.loss_in_backward, set with --loss-chunk (only some rows of logits are held) or if, in a
 //   pipeline, the next forward would overwrite them. Then forward leaves out the logits, and backward
 //   computes logits, loss and gradients, some rows at a time.
 //   x (N_r, C)   tokens (N) int   wte (Vp_r, C)   wpe (T, C)   losses, is_greedy (outputs) real

@@ -71,7 +71,7 @@ public:
     template <class Out, class Rest>
     void measure(const char* name, const Gemm<Out>& given, const Gemm<Out>& plain, bool has_epilogue,
                  Rest rest) {
-        Gemm<Out> g = with_strides(given);
+        Gemm<Out> g = with_leading_dimensions(given);
         double flops = 2.0 * g.m * g.n * g.k * 1e-12, first = 0;
         gpu::MatmulDescriptor d(g);
         gpu::Candidates usual = gpu::candidates_of(d);
@@ -111,7 +111,7 @@ public:
     // beside a kernel that holds some SMs; told: SM_COUNT_TARGET is what is left
     template <class Out>
     void measure_beside(const char* name, const Gemm<Out>& given) {
-        Gemm<Out> g = with_strides(given);
+        Gemm<Out> g = with_leading_dimensions(given);
         Stream other = make_stream(true);
         size_t shared = largest_shared();
         allow_shared(hold_sms_kernel, shared);

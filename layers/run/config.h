@@ -171,7 +171,7 @@ inline const std::vector<RunOption> option_table = [] {
         {"zero", &O::zero, 0,
          "1: shard the optimizer state across data-parallel ranks (ZeRO-1); 0: replicate it"},
         {"check-every", &O::check_every, 0,
-         "every this many steps, compute a step twice and compare replicated state bitwise; 0: never"},
+         "every this many steps, compute gradients twice and compare replicated state bitwise; 0: never"},
         {"comm-timeout", &O::comm_timeout, 1,
          "seconds that a collective or message may wait for other ranks before the run is aborted (NCCL: "
          "since the call before it ended, with what the device computes before it)"},

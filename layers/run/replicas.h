@@ -1,5 +1,6 @@
 // replicas.h   --check-every N: every N-th step computes its gradients twice, and parameters must not change
-//   meanwhile (RepeatedStep, monitor.h); after it, here, replicated state is compared over ranks, bit by bit
+//   meanwhile (RepeatedStep, monitor.h); after it, here, replicated state is compared over ranks, bit by bit.
+//   What is compared is copied to the host and hashed there, which costs as much as a save's copy.
 //   over t      replicated tensors: parameters, and the owned part of low_bits, m, v
 //   over d      all parameters; if not sharded (--zero 0), low_bits, m and v too
 //   first and last stage   the token embedding: parameters, and the owned part of low_bits, m and v

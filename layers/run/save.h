@@ -4,6 +4,7 @@
 //   has to be gathered. The rest runs in a background thread on each rank, in stages. A stage begins when all
 //   ranks have finished the previous one; ranks exchange their status at the end of each step
 //   (run.h):
+//     prepare   rank 0: makes the folder, if this run still holds DIR's lock
 //     write     every rank: its values and its table, in DIR/.step-N.partial
 //     publish   rank 0: vocabulary and index; then the folder is renamed
 //     verify    every rank: reads its file back, bypassing the page cache if possible, and compares values;

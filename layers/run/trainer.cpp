@@ -139,7 +139,7 @@ void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
 }
 
 // "", or what is wrong in this rank's memory: an update must read master weights and moments exactly
-// as the previous one wrote them. Waits for the device, which has ended the step by then
+// as the previous one wrote them. Waits for the compute stream, which has ended the step by then
 static std::string check_state(Optimizer& optimizer, Model& model, bool updated, long step) {
     if (!updated) return "";
     StateCheck now;
