@@ -65,7 +65,7 @@ def panel(p, scale, top):
     """A timeline's drawing from y = top on, and where it ends."""
     row = min(44, max(9, 760 / len(p["rows"])))
     first = top + 46
-    paths, labels = defaultdict(str), []
+    paths, labels = defaultdict(str), defaultdict(str)  # labels: a line a row
     for kind, at, micro_batch, chunk, start, end in p["spans"]:
         offset, high, colour = PARTS[kind]
         colour = colour or micro_batch_colour(
@@ -77,7 +77,7 @@ def panel(p, scale, top):
         paths[order, colour] += f"M{x:.2f} {y:.1f}h{wide:.2f}v{high * row:.1f}h-{wide:.2f}z"
         name = f"{micro_batch}.{chunk}" if p["chunks"] > 1 else f"{micro_batch}"
         if kind in ("forward", "backward") and wide > 8 * len(name) and row > 14:
-            labels.append(f'<text x="{x + wide / 2:.1f}" y="{y + high * row * 0.6 + 4:.1f}">{name}</text>')
+            labels[at] += f'<text x="{x + wide / 2:.1f}" y="{y + high * row * 0.6 + 4:.1f}">{name}</text>'
 
     bottom = first + row * len(p["rows"])
     out = [
@@ -86,7 +86,7 @@ def panel(p, scale, top):
         f'<rect class="rows" x="{LEFT}" y="{first}" width="{WIDE}" height="{bottom - first:.1f}"/>',
     ]
     out += [f'<path fill="{colour}" d="{path}"/>' for (_, colour), path in sorted(paths.items())]
-    out += ['<g text-anchor="middle" font-size="11">', *labels, '</g><g class="outside" text-anchor="end">']
+    out += ['<g text-anchor="middle" font-size="11">', *labels.values(), '</g><g class="outside" text-anchor="end">']
     for i in range(0, len(p["rows"]), 2 if row < 12 else 1):
         out.append(
             f'<text x="{LEFT - 6}" y="{first + (i + 0.5) * row + 4:.1f}">{escape(p["rows"][i])}</text>'

@@ -54,7 +54,7 @@ template <class L>
 void registers(const char* name, L layout, const char* end) {
     fprintf(out, "  \"%s\": [", name);
     for (int thread = 0; thread < 128; thread++) {
-        fprintf(out, thread ? ",\n   [" : "[");
+        fprintf(out, thread ? ", [" : "[");
         for (int v = 0; v < size<1>(layout); v++) fprintf(out, "%s%d", v ? ", " : "", int(layout(thread, v)));
         fprintf(out, "]");
     }

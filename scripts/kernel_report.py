@@ -286,14 +286,15 @@ def main():
 
 
 def record(counts, compiler, path):
-    lines, columns = [], next(iter(next(iter(counts.values())).values()))
-    for arch, kernels in counts.items():
-        own = [f"{json.dumps(name)}: {list(kernels[name].values())}" for name in sorted(kernels)]
-        lines.append(f'"{arch}": {{\n' + ",\n".join(own) + "}")
+    """A kernel a line, with its counts on each architecture."""
+    columns = list(next(iter(next(iter(counts.values())).values())))
+    rows = []
+    for name in sorted({name for kernels in counts.values() for name in kernels}):
+        on = {arch: list(kernels[name].values()) for arch, kernels in counts.items() if name in kernels}
+        rows.append(f"{json.dumps(name)}: {json.dumps(on)}")
     with open(path, "w") as f:
-        columns = ",\n".join(map(json.dumps, columns))
-        f.write(f'{{"compiler": "{compiler}",\n"columns": [{columns}],\n"counts": {{\n')
-        f.write(",\n".join(lines) + "}}\n")
+        f.write(f'{{"compiler": "{compiler}",\n"columns": {json.dumps(columns)},\n"counts": {{\n')
+        f.write(",\n".join(rows) + "}}\n")
 
 
 def check(counts, compiler, path):
@@ -305,7 +306,7 @@ def check(counts, compiler, path):
 
     passed = failures = 0
     for arch, kernels in counts.items():
-        rows = recorded["counts"][arch]
+        rows = {name: on[arch] for name, on in recorded["counts"].items() if arch in on}
         before = {name: dict(zip(recorded["columns"], row, strict=True)) for name, row in rows.items()}
         for name in sorted(kernels.keys() | before.keys()):
             problem = ""
