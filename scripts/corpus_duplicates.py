@@ -38,15 +38,7 @@ def test_s_curve(work):
     write(f"{work}/a.jsonl", documents)
     for fast in ("no", "yes"):
         run(
-            "dedup",
-            "--fast",
-            fast,
-            "--jaccard",
-            0,
-            "--pairs",
-            f"{work}/pairs-{fast}",
-            "--output",
-            f"{work}/{fast}",
+            f"dedup --fast {fast} --jaccard 0 --pairs {work}/pairs-{fast} --output {work}/{fast}",
             f"s={work}/a.jsonl",
         )
 
@@ -156,9 +148,7 @@ def test_components(work):
     # again
     one = args[:1]
     for jaccard in (0.99, 0.5):
-        run(
-            *f"dedup --compress none --output {work}/p --pairs {work}/pairs --jaccard {jaccard}".split(), *one
-        )
+        run(f"dedup --compress none --output {work}/p --pairs {work}/pairs --jaccard {jaccard}", *one)
         lines = open(f"{work}/pairs").read().splitlines()
         check(
             all(float(line.split("\t")[2]) > jaccard for line in lines) and (lines or jaccard > 0.9),
@@ -308,16 +298,8 @@ def test_decontaminate(work):
         names = {"margin": "margin", "shortest": "shortest-piece", "most": "most-pieces", "common": "common"}
         words = [w for k, v in options.items() for w in ("--" + names[k], v)]
         run(
-            "decontaminate",
-            "--against",
-            f"requests={work}/questions.jsonl",
-            "--output",
-            f"{work}/d",
-            "--compress",
-            "none",
-            *words,
-            f"s={work}/?.jsonl",
-            ranks=2 if options else 0,
+            f"decontaminate --against requests={work}/questions.jsonl --output {work}/d --compress none",
+            *words, f"s={work}/?.jsonl", ranks=2 if options else 0,
         )
 
         got = [(d["id"], d["text"]) for n in "ab" for d in read(f"{work}/d/s/{n}.jsonl")]
@@ -358,7 +340,7 @@ def test_decontaminate(work):
 
         goal = max((json.loads(line)["goal"] for line in open(f"{SHARED}/tasks/piqa/valid.jsonl")), key=len)
         write(f"{work}/t.jsonl", [prose(r, 900) + " " + goal + " " + prose(r, 900)])
-        run(*f"decontaminate --against {against} --output {work}/t --compress none s={work}/t.jsonl".split())
+        run(f"decontaminate --against {against} --output {work}/t --compress none s={work}/t.jsonl")
 
         pieces = read(f"{work}/t/s/t.jsonl")
         check(
@@ -366,9 +348,7 @@ def test_decontaminate(work):
             "a task's question is cut out",
         )
 
-    run(
-        *f"decontaminate --against piqa=/nowhere --output {work}/n s={work}/a.jsonl".split(), fails="/nowhere"
-    )
+    run(f"decontaminate --against piqa=/nowhere --output {work}/n s={work}/a.jsonl", fails="/nowhere")
     run(
         *f"decontaminate --against pica=/nowhere --output {work}/n s={work}/a.jsonl".split(),
         fails="did you mean piqa"

@@ -47,6 +47,14 @@ def chunked(body, size=100):
     return b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in parts) + b"0\r\n\r\n"
 
 
+def extracted(work, data, *words, name="a.warc"):
+    """The documents that extract makes of a file's bytes, and what it counted."""
+    with open(f"{work}/{name}", "wb") as f:
+        f.write(data)
+    run(f"extract --output {work}/x --compress none", *words, f"s={work}/{name}")
+    return read(f"{work}/x/s/a.jsonl"), counts(f"{work}/x", "extract")["s"]
+
+
 ATTRIBUTES = b" ".join(b"a%d=1" % i for i in range(100000))
 
 
@@ -54,56 +62,42 @@ def test_extract(work):
     text = ENGLISH * 2
     want = "A heading\n\n" + text.strip()
     html = "Content-Type: text/html\r\n"
+
+    def encoded(body, encoding, more=""):
+        return response(body, f"{html}{more}Content-Encoding: {encoding}\r\n")
+
+    halves = page(text)[:100], page(text)[100:]
     good = {
         "plain": response(page(text)),
         "chunked": response(chunked(page(text)), html + "Transfer-Encoding: chunked\r\n"),
         "declared chunked, and not": response(page(text), html + "Transfer-Encoding: chunked\r\n"),
-        "gzip": response(gzip.compress(page(text)), html + "Content-Encoding: gzip\r\n"),
-        "zlib": response(zlib.compress(page(text)), html + "Content-Encoding: deflate\r\n"),
-        "raw deflate": response(zlib.compress(page(text))[2:-4], html + "Content-Encoding: deflate\r\n"),
-        "declared gzip, and not": response(page(text), html + "Content-Encoding: gzip\r\n"),
-        "two gzip members": response(
-            gzip.compress(page(text)[:100]) + gzip.compress(page(text)[100:]),
-            html + "Content-Encoding: gzip\r\n",
-        ),
-        **(
-            {
-                "two zstd frames": response(
-                    b"".join(
-                        subprocess.run(["zstd", "-c"], input=part, capture_output=True, check=True).stdout
-                        for part in (page(text)[:100], page(text)[100:])
-                    ),
-                    html + "Content-Encoding: zstd\r\n",
-                )
-            }
-            if shutil.which("zstd")
-            else {}
-        ),
-        "many gzip members": response(
-            gzip.compress(page(text)) + gzip.compress(b"") * 3000, html + "Content-Encoding: gzip\r\n"
-        ),
+        "gzip": encoded(gzip.compress(page(text)), "gzip"),
+        "zlib": encoded(zlib.compress(page(text)), "deflate"),
+        "raw deflate": encoded(zlib.compress(page(text))[2:-4], "deflate"),
+        "declared gzip, and not": encoded(page(text), "gzip"),
+        "two gzip members": encoded(b"".join(map(gzip.compress, halves)), "gzip"),
+        "many gzip members": encoded(gzip.compress(page(text)) + gzip.compress(b"") * 3000, "gzip"),
         # libxml2 ends a script at </script alone
         "a script with tags and quotes": response(
             page(text, "<script>d.write('<b>x</b>');for(i=0;i<n;i++);s={" + '"k":"v",' * 600 + "}</script>")
         ),
-        "gzip in chunks": response(
-            chunked(gzip.compress(page(text))),
-            html + "Transfer-Encoding: chunked\r\nContent-Encoding: gzip\r\n",
+        "gzip in chunks": encoded(
+            chunked(gzip.compress(page(text))), "gzip", "Transfer-Encoding: chunked\r\n"
         ),
-        "gzip cut short": response(
+        "gzip cut short": encoded(
             gzip.compress(page(text) + b"<!-- " + random.Random(1).randbytes(5000).hex().encode())[:-2000],
-            html + "Content-Encoding: gzip\r\n",
+            "gzip",
         ),
         "without a type": response(page(text), ""),
         "XHTML": response(page(text), "Content-Type: application/xhtml+xml; charset=utf-8\r\n"),
     }
+    if shutil.which("zstd"):
+        frames = [subprocess.run(["zstd", "-c"], input=h, capture_output=True, check=True) for h in halves]
+        good["two zstd frames"] = encoded(b"".join(frame.stdout for frame in frames), "zstd")
     for name, content in good.items():
-        path = f"{work}/a.warc"
-        open(path, "wb").write(record(content))
-        run("extract", "--output", f"{work}/x", "--compress", "none", f"s={path}")
-        got = read(f"{work}/x/s/a.jsonl")
+        got, counted = extracted(work, record(content))
         check(len(got) == 1 and got[0]["text"] == want, f"extract, {name}: {got}")
-        cut = counts(f"{work}/x", "extract")["s"].get("pages whose encoded body is cut short", 0)
+        cut = counted.get("pages whose encoded body is cut short", 0)
         check(cut == ("cut short" in name), f"extract, {name}: {cut} cut short")
         check(
             got and got[0]["meta"]["language"] == "en" and got[0]["meta"]["url"].startswith("http://a.b/"),
@@ -111,71 +105,52 @@ def test_extract(work):
         )
 
     # CLD2 refuses control characters: they do not cost a page its language
-    open(f"{work}/a.warc", "wb").write(record(response(page("It\u0092s so. " + text))))
-    run("extract", "--output", f"{work}/x", "--compress", "none", f"s={work}/a.warc")
-    check(len(read(f"{work}/x/s/a.jsonl")) == 1, "a page with a control character")
+    got, _ = extracted(work, record(response(page("It\u0092s so. " + text))))
+    check(len(got) == 1, "a page with a control character")
 
     # charsets: what a header or the page declares, and what is found out
-    accents = "Zoë’s café in the naïve façade — “quoted” "
-    for name, body, header in (
-        ("UTF-8", page(accents + text), ""),
-        ("windows-1252", page(accents + text, charset="cp1252"), "; charset=iso-8859-1"),
-        ("in a meta tag", page(accents + text, '<meta charset="windows-1252">', "cp1252"), ""),
-        ("UTF-8 that says latin1", page(accents + text), "; charset=iso-8859-1"),
-        ("UTF-16", "\ufeff".encode("utf-16-le") + page(accents + text).decode().encode("utf-16-le"), ""),
-        ("UTF-8 with a mark", b"\xef\xbb\xbf" + page(accents + text), ""),
-        ("KOI8-R", page("Привет, " + text, charset="koi8-r"), "; charset=koi8-r"),
-        ("Shift_JIS", page("日本語 " + text, charset="shift_jis"), "; charset=shift_jis"),
-        ("ISO-2022-JP", page("日本語 " + text, charset="iso2022_jp"), "; charset=iso-2022-jp"),
-        ("an unknown name", page(accents + text, charset="cp1252"), "; charset=x-nobody-knows"),
+    accents, greeting, japanese = "Zoë’s café in the naïve façade — “quoted” ", "Привет, ", "日本語 "
+    equiv = "<META content='text/html; Charset = \"koi8-r\"' http-equiv=Content-Type>"
+    behind = '<!-- <meta charset="iso-8859-2"> --><meta charset=windows-1252>'
+    inside = "<a title='<meta charset=koi8-r>'></a><meta charset=x-cp1252>"
+    declared = b'<?xml version="1.0" encoding="koi8-r"?>'
+
+    def begun(first, charset="utf-8", head=""):  # a page whose text begins with this
+        return page(first + text, head, charset)
+
+    for name, first, body, header in (
+        ("UTF-8", accents, begun(accents), ""),
+        ("windows-1252", accents, begun(accents, "cp1252"), "; charset=iso-8859-1"),
+        ("in a meta tag", accents, begun(accents, "cp1252", '<meta charset="windows-1252">'), ""),
+        ("UTF-8 that says latin1", accents, begun(accents), "; charset=iso-8859-1"),
+        ("UTF-16", accents, ("\ufeff" + begun(accents).decode()).encode("utf-16-le"), ""),
+        ("UTF-8 with a mark", accents, b"\xef\xbb\xbf" + begun(accents), ""),
+        ("KOI8-R", greeting, begun(greeting, "koi8-r"), "; charset=koi8-r"),
+        ("Shift_JIS", japanese, begun(japanese, "shift_jis"), "; charset=shift_jis"),
+        ("ISO-2022-JP", japanese, begun(japanese, "iso2022_jp"), "; charset=iso-2022-jp"),
+        ("an unknown name", accents, begun(accents, "cp1252"), "; charset=x-nobody-knows"),
         *(
-            (f"{label} in a page of single bytes", page(accents + text, f'<meta charset="{label}">'), "")
+            (f"{label} in a page of bytes", accents, begun(accents, head=f'<meta charset="{label}">'), "")
             for label in "utf-16 utf-16le utf-16be unicode ucs-2 csunicode utf-7".split()
         ),
-        ("utf-16 in a header", page(accents + text), "; charset=utf-16"),
-        ("UTF-16 without a mark", page(accents + text).decode().encode("utf-16-le"), "; charset=utf-16"),
-        (
-            "in a comment",
-            page(accents + text, '<!-- <meta charset="iso-8859-2"> --><meta charset=windows-1252>', "cp1252"),
-            "",
-        ),
-        (
-            "an XML declaration",
-            b'<?xml version="1.0" encoding="koi8-r"?>' + page("Привет, " + text, charset="koi8-r"),
-            "",
-        ),
-        (
-            "an attribute's value",
-            page(accents + text, "<a title='<meta charset=koi8-r>'></a><meta charset=x-cp1252>", "cp1252"),
-            "",
-        ),
-        (
-            "http-equiv",
-            page(
-                "Привет, " + text,
-                "<META content='text/html; Charset = \"koi8-r\"' http-equiv=Content-Type>",
-                "koi8-r",
-            ),
-            "",
-        ),
+        ("utf-16 in a header", accents, begun(accents), "; charset=utf-16"),
+        ("UTF-16 without a mark", accents, begun(accents, "utf-16-le"), "; charset=utf-16"),
+        ("in a comment", accents, begun(accents, "cp1252", behind), ""),
+        ("an XML declaration", greeting, declared + begun(greeting, "koi8-r"), ""),
+        ("an attribute's value", accents, begun(accents, "cp1252", inside), ""),
+        ("http-equiv", greeting, begun(greeting, "koi8-r", equiv), ""),
         *(
-            (f"label {label}", page(accents + text, f"<meta charset={label}>", "cp1252"), "")
+            (f"label {label}", accents, begun(accents, "cp1252", f"<meta charset={label}>"), "")
             for label in "iso8859-1 l1 cp819 ibm819 iso-ir-100 csisolatin1 x-cp1252 ansi_x3.4-1968".split()
         ),
-        ("stray bytes", page(accents + text, "<!--" + "-" * 70000 + "-->") + "é".encode()[:1], ""),
-        ("windows-1258", page(accents + text, charset="cp1258") + b"<p>e", "; charset=windows-1258"),
-        ("label ms_kanji", page("日本語 " + text, charset="shift_jis"), "; charset=MS_Kanji"),
+        ("stray bytes", accents, begun(accents, head="<!--" + "-" * 70000 + "-->") + "é".encode()[:1], ""),
+        ("windows-1258", accents, begun(accents, "cp1258") + b"<p>e", "; charset=windows-1258"),
+        ("label ms_kanji", japanese, begun(japanese, "shift_jis"), "; charset=MS_Kanji"),
     ):
-        open(f"{work}/a.warc", "wb").write(record(response(body, f"Content-Type: text/html{header}\r\n")))
-        run("extract", "--output", f"{work}/x", "--compress", "none", "--language", "any", f"s={work}/a.warc")
-        got = read(f"{work}/x/s/a.jsonl")
-        greeting = name in ("KOI8-R", "an XML declaration", "http-equiv")
-        japanese = name in ("Shift_JIS", "ISO-2022-JP", "label ms_kanji")
-        first = "Привет, " if greeting else "日本語 " if japanese else accents
-        check(
-            len(got) == 1 and got[0]["text"] == "A heading\n\n" + first + text.strip(),
-            f"charset {name}: {got}",
-        )
+        typed = response(body, f"Content-Type: text/html{header}\r\n")
+        got, _ = extracted(work, record(typed), "--language any")
+        good = len(got) == 1 and got[0]["text"] == "A heading\n\n" + first + text.strip()
+        check(good, f"charset {name}: {got}")
 
     # records in all states, each gzip member a record; nothing stops the reading, all is counted
     r = [record(response(page(text))) for _ in range(6)]
@@ -183,113 +158,59 @@ def test_extract(work):
     broken = bytearray(whole[1])
     broken[len(broken) // 2 : len(broken) // 2 + 8] = b"\xff" * 8
 
+    plain, members = b"".join(r), b"".join(whole)
+    other_records, other_members = b"".join(r[1:]), b"".join(whole[1:])
+    huge = r[0].replace(b"Length: ", b"Length: 99999999999999", 1)
+    long = record(b"x" * 20_000_000)
+    german = "Der Fluss wurde von den meisten benutzt, um auf den Markt und in die Kirche zu gehen, die auf"
+    others = (
+        record(b"x", "warcinfo")
+        + record(response(page(text), "Content-Type: image/png\r\n"))
+        + record(response(page(text), status="404 Not Found"))
+        + record(b"no http")
+        + record(response(b""))
+    )
+    damaged, wrong = {"damaged gzip members": 1}, {"records of wrong length": 1}
+    too_long = {"records longer than --longest-page": 1}
+    skipped = {
+        "records that are no response": 1,
+        "pages that are not HTML": 1,
+        "responses of another status than 2xx": 1,
+        "responses without an HTTP header": 1,
+        "empty pages": 1,
+    }
+    blocks = (gzip.compress(plain[i : i + 500]) for i in range(0, len(plain), 500))
+    too_large = r[0].replace(b"Length: ", b"Length: 99999999", 1) + other_records
+
     for name, data, kept, said in (
-        ("whole", b"".join(whole), 6, {}),
-        ("plain", b"".join(r), 6, {}),
-        ("one member", gzip.compress(b"".join(r)), 6, {}),
-        (
-            "blocks of gzip",
-            b"".join(gzip.compress(b"".join(r)[i : i + 500]) for i in range(0, sum(map(len, r)), 500)),
-            6,
-            {},
-        ),
-        (
-            "garbage between members",
-            whole[0] + b"garbage" * 9 + b"".join(whole[1:]),
-            6,
-            {"damaged gzip members": 1},
-        ),
-        (
-            "a damaged member",
-            whole[0] + bytes(broken) + b"".join(whole[2:]),
-            None,
-            {"damaged gzip members": 1},
-        ),
-        ("cut at the end", b"".join(whole)[:-100], None, {"damaged gzip members": 1}),
-        (
-            "a record cut in its member",
-            gzip.compress(r[0][:-200]) + b"".join(whole[1:]),
-            None,
-            {"records cut short": 1},
-        ),
-        (
-            "too long a length",
-            r[0].replace(b"Length: ", b"Length: 9", 1) + b"".join(r[1:]),
-            None,
-            {"records of wrong length": 1},
-        ),
-        ("no length", r[0].replace(b"Content-Length", b"Content-Depth", 1) + b"".join(r[1:]), 5, {}),
-        (
-            "a huge length",
-            r[0].replace(b"Length: ", b"Length: 99999999999999", 1) + b"".join(r[1:]),
-            5,
-            {"records of wrong length": 1},
-        ),
-        (
-            "a huge length in a member",
-            gzip.compress(r[0].replace(b"Length: ", b"Length: 99999999999999", 1)) + b"".join(whole[1:]),
-            5,
-            {"records longer than --longest-page": 1},
-        ),
-        (
-            "a long record in a member",
-            gzip.compress(record(b"x" * 20_000_000)) + b"".join(whole),
-            6,
-            {"records longer than --longest-page": 1},
-        ),
-        (
-            "a long record",
-            record(b"x" * 20_000_000) + b"".join(r),
-            6,
-            {"records longer than --longest-page": 1},
-        ),
-        ("lines without a return", b"".join(r).replace(b"\r\n", b"\n"), 6, {}),
-        (
-            "a wrong length in one member",
-            gzip.compress(r[0].replace(b"Length: ", b"Length: 99999999", 1) + b"".join(r[1:])),
-            5,
-            {"records of wrong length": 1},
-        ),
-        ("a damaged beginning", b"\0" + whole[0][1:] + b"".join(whole[1:]), 5, {"damaged gzip members": 1}),
-        ("junk before", b"junk\r\n" * 100 + b"".join(r), 6, {"bytes that are no record": None}),
-        (
-            "other types",
-            record(b"x", "warcinfo")
-            + record(response(page(text), "Content-Type: image/png\r\n"))
-            + record(response(page(text), status="404 Not Found"))
-            + record(b"no http")
-            + record(response(b""))
-            + r[0],
-            1,
-            {
-                "records that are no response": 1,
-                "pages that are not HTML": 1,
-                "responses of another status than 2xx": 1,
-                "responses without an HTTP header": 1,
-                "empty pages": 1,
-            },
-        ),
-        (
-            "another language",
-            record(
-                response(
-                    page(
-                        "Der Fluss wurde von den meisten benutzt, um auf den Markt und in die "
-                        "Kirche zu gehen, die auf der anderen Seite lag. " * 5
-                    )
-                )
-            ),
-            0,
-            {"in another language": 1},
-        ),
+        ("whole", members, 6, {}),
+        ("plain", plain, 6, {}),
+        ("one member", gzip.compress(plain), 6, {}),
+        ("blocks of gzip", b"".join(blocks), 6, {}),
+        ("garbage between members", whole[0] + b"garbage" * 9 + other_members, 6, damaged),
+        ("a damaged member", whole[0] + bytes(broken) + b"".join(whole[2:]), None, damaged),
+        ("cut at the end", members[:-100], None, damaged),
+        ("a record cut in its member", gzip.compress(r[0][:-200]) + other_members, None,
+         {"records cut short": 1}),
+        ("too long a length", r[0].replace(b"Length: ", b"Length: 9", 1) + other_records, None, wrong),
+        ("no length", r[0].replace(b"Content-Length", b"Content-Depth", 1) + other_records, 5, {}),
+        ("a huge length", huge + other_records, 5, wrong),
+        ("a huge length in a member", gzip.compress(huge) + other_members, 5, too_long),
+        ("a long record in a member", gzip.compress(long) + members, 6, too_long),
+        ("a long record", long + plain, 6, too_long),
+        ("lines without a return", plain.replace(b"\r\n", b"\n"), 6, {}),
+        ("a wrong length in one member", gzip.compress(too_large), 5, wrong),
+        ("a damaged beginning", b"\0" + whole[0][1:] + other_members, 5, damaged),
+        ("junk before", b"junk\r\n" * 100 + plain, 6, {"bytes that are no record": None}),
+        ("other types", others + r[0], 1, skipped),
+        ("another language", record(response(page(f"{german} der anderen Seite lag. " * 5))), 0,
+         {"in another language": 1}),
         ("nothing", b"", 0, {}),
         ("an empty gzip", gzip.compress(b""), 0, {}),
-    ):
-        open(f"{work}/a.warc.gz", "wb").write(data)
-        run("extract", "--output", f"{work}/x", "--compress", "none", f"s={work}/a.warc.gz")
-        c = counts(f"{work}/x", "extract")["s"]
-        got = len(read(f"{work}/x/s/a.jsonl"))
-        check(got == kept if kept is not None else got >= 4, f"records, {name}: {got} documents, {c}")
+    ):  # fmt: skip
+        got, c = extracted(work, data, name="a.warc.gz")
+        good = len(got) == kept if kept is not None else len(got) >= 4
+        check(good, f"records, {name}: {len(got)} documents, {c}")
         check(all(k in c and (n is None or c[k] == n) for k, n in said.items()), f"counts, {name}: {c}")
 
     # what a hostile page could hang on: each must be done within seconds
@@ -313,14 +234,12 @@ def test_extract(work):
         ("headers", b""),
     ):
         unpacked = b"<p>a" * 50_000_000 if name == "tiny paragraphs" else b"\0" * 300_000_000
-        content = (
-            response(body) if body else response(gzip.compress(unpacked), html + "Content-Encoding: gzip\r\n")
-        )
-        open(f"{work}/a.warc", "wb").write(record(content) if name != "headers" else b"WARC/1.0\n" * 300000)
+        content = response(body) if body else encoded(gzip.compress(unpacked), "gzip")
         start = time.time()
-        run("extract", "--output", f"{work}/x", "--compress", "none", "--language", "any", f"s={work}/a.warc")
+        data = record(content) if name != "headers" else b"WARC/1.0\n" * 300000
+        _, counted = extracted(work, data, "--language any")
         check(time.time() - start < 60, f"a page of {name} took {time.time() - start:.0f} s")
-        guarded = counts(f"{work}/x", "extract")["s"].get("tags with too many attributes", 0)
+        guarded = counted.get("tags with too many attributes", 0)
         expected = name.startswith(("attributes", "a stray quote"))
         check(guarded == expected, f"a page of {name}: {guarded} tags blanked out")
         documents = f"{work}/x/s/a.jsonl"
@@ -403,28 +322,9 @@ def test_clean(work):
         '{"text": "a", "id": 7, "meta": 3}',
     ]
 
-    with open(f"{work}/a.jsonl", "wb") as f:
-        f.write(
-            "\n".join(bad[:4] + bad[5:]).encode()
-            + b'\n\n{"text": "\xff"}\n'
-            + json.dumps({"text": "y" * 3000}).encode()
-        )
-
-    run(
-        "clean",
-        "--output",
-        f"{work}/c",
-        "--compress",
-        "none",
-        "--longest",
-        2000,
-        "--language",
-        "any",
-        "--unreadable",
-        1,
-        f"s={work}/a.jsonl",
-    )
-
+    lines = [f"{line}\n" for line in bad[:4] + bad[5:]]
+    lines += ["\n", b'{"text": "\xff"}\n', json.dumps({"text": "y" * 3000})]
+    clean(work, lines, "--longest 2000 --unreadable 1")
     c = counts(f"{work}/c", "clean")["s"]
     check(
         c["not JSON"] == 2
@@ -443,8 +343,7 @@ def clean(work, lines, *words, **more):
     """What clean makes of lines, each text or bytes"""
     with open(f"{work}/a.jsonl", "wb") as f:
         f.write(b"".join(line if isinstance(line, bytes) else line.encode() for line in lines))
-    words = ["clean", "--output", f"{work}/c", "--compress", "none", "--language", "any", *words]
-    out = run(*words, f"s={work}/a.jsonl", **more)
+    out = run(f"clean --output {work}/c --compress none --language any", *words, f"s={work}/a.jsonl", **more)
     return out if more else read(f"{work}/c/s/a.jsonl")
 
 
@@ -506,10 +405,9 @@ def test_stopwords(work):
     """A language's own list: letters of any alphabet are lower-cased, as Python does."""
     text = "И солнце взошло. В городе тихо. На улице пусто. Не слышно голосов. " * 8
     open(f"{work}/ru.txt", "w").write("и\nв\nна\nне\n")
-    open(f"{work}/a.warc", "wb").write(record(response(f"<p>{text}</p>".encode())))
-    words = ["--stopwords", f"{work}/ru.txt", "--language", "any", "--compress", "none", f"s={work}/a.warc"]
-    run("extract", "--output", f"{work}/x", *words)
-    got = [d["text"] for d in read(f"{work}/x/s/a.jsonl")]
+    data = record(response(f"<p>{text}</p>".encode()))
+    documents, _ = extracted(work, data, f"--stopwords {work}/ru.txt --language any")
+    got = [d["text"] for d in documents]
     check(got == [text.strip()], f"capitals among stop words: {got}")
 
 

@@ -42,15 +42,7 @@ def test_quality(work):
         "the same model twice",
     )
     run(
-        "quality",
-        "score",
-        "--model",
-        f"{work}/model.bin",
-        "--output",
-        f"{work}/s",
-        "--compress",
-        "none",
-        f"good={work}/good.jsonl",
+        f"quality score --model {work}/model.bin --output {work}/s --compress none good={work}/good.jsonl",
         f"s={work}/web.jsonl",
     )
 
@@ -67,11 +59,7 @@ def test_quality(work):
                 f"{work}/p.jsonl",
                 [{"text": "x", "id": f"{alpha} {p} {i}", "meta": {"quality": p}} for i in range(4000)],
             )
-            filtered(
-                "--pareto",
-                alpha,
-                f"s={work}/p.jsonl",
-            )
+            filtered(f"--pareto {alpha} s={work}/p.jsonl")
             kept, want = len(read(f"{work}/f/s/p.jsonl")) / 4000, (2 - p) ** -alpha
             check(
                 abs(kept - want) <= 4.5 * math.sqrt(want * (1 - want) / 4000),
@@ -85,25 +73,12 @@ def test_quality(work):
     write(f"{work}/all.jsonl", half)
     write(f"{work}/h1.jsonl", half[2000:])
     write(f"{work}/h2.jsonl", half[:2000])
-    filtered(
-        f"a={work}/all.jsonl",
-        f"b={work}/h?.jsonl",
-    )
+    filtered(f"a={work}/all.jsonl b={work}/h?.jsonl")
     ids = lambda *names: sorted(d["id"] for n in names for d in read(f"{work}/f/{n}.jsonl"))
     check(ids("a/all") == ids("b/h1", "b/h2") and len(ids("a/all")) > 400, "the filter depends on the files")
 
     # a second score replaces the first; words that mean something to fastText mean nothing in a text
-    run(
-        "quality",
-        "score",
-        "--model",
-        f"{work}/again.bin",
-        "--output",
-        f"{work}/s2",
-        "--compress",
-        "none",
-        f"s={work}/s/s/web.jsonl",
-    )
+    run(f"quality score --model {work}/again.bin --output {work}/s2 --compress none s={work}/s/s/web.jsonl")
 
     twice = open(f"{work}/s2/s/web.jsonl").readline()
     check(twice.count('"quality"') == 1, f"scored twice: {twice[-100:]}")
@@ -111,7 +86,7 @@ def test_quality(work):
     tricks = [{"text": t, "id": t[:3]} for t in ("a b </s> " + good, "b __label__positive c", "c __label__x")]
     tricks += [{"text": "a b < s > " + good, "id": "end"}, {"text": "a b", "id": "cut"}]
     write(f"{work}/t.jsonl", tricks)
-    run(*f"quality score --model {work}/model.bin --output {work}/t --compress none s={work}/t.jsonl".split())
+    run(f"quality score --model {work}/model.bin --output {work}/t --compress none s={work}/t.jsonl")
 
     told = {d["id"]: d["meta"]["quality"] for d in read(f"{work}/t/s/t.jsonl")}
     check(
@@ -123,10 +98,7 @@ def test_quality(work):
         data = open(f"{work}/model.bin", "rb").read()
         open(f"{work}/bad.bin", "wb").write(data[:damage])
         shutil.copy(f"{work}/model.bin.about.json", f"{work}/bad.bin.about.json")
-        run(
-            *f"quality score --model {work}/bad.bin --output {work}/t s={work}/t.jsonl".split(),
-            fails="damaged"
-        )
+        run(f"quality score --model {work}/bad.bin --output {work}/t s={work}/t.jsonl", fails="damaged")
 
     write(
         f"{work}/n.jsonl", [{"text": f"text {i}", "id": None, "meta": {"quality": 0.5}} for i in range(400)]

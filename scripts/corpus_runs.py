@@ -49,16 +49,7 @@ def test_tokens(work):
     )  # a shuffle moves by a third of the length
     check(600 < moved < 733, f"shuffled: documents moved by {moved}")
     run(
-        "tokens",
-        "--vocabulary",
-        "bytes",
-        "--output",
-        f"{work}/v",
-        "--validation",
-        0.2,
-        "--memory",
-        1000000,
-        f"s={work}/?.jsonl",
+        f"tokens --vocabulary bytes --output {work}/v --validation 0.2 --memory 1000000 s={work}/?.jsonl",
         ranks=2,
     )
 
@@ -270,24 +261,8 @@ def test_run(work):
     trained = subprocess.run(
         [
             TRAINER,
-            "--train",
-            "out/tokens/train.blend",
-            "--validation",
-            "out/tokens/wikipedia.validation.bin",
-            "--layers",
-            "1",
-            "--hidden",
-            "32",
-            "--heads",
-            "2",
-            "--sequence",
-            "64",
-            "--batch",
-            "8",
-            "--steps",
-            "20",
-            "--metrics",
-            "m.jsonl",
+            *"--train out/tokens/train.blend --validation out/tokens/wikipedia.validation.bin".split(),
+            *"--layers 1 --hidden 32 --heads 2 --sequence 64 --batch 8 --steps 20 --metrics m.jsonl".split(),
         ],
         env=ENVIRONMENT,
         capture_output=True,
@@ -310,10 +285,7 @@ def test_bad_input(work):
     run("clean", f"s={work}/a.jsonl", fails="wants --output")
     run("clean", "--output", f"{work}/o", fails="wants files")
     run("clean", "--output", f"{work}/o", f"s={work}/none*.jsonl", fails="there is no such file")
-    run(
-        *foreign,
-        fails="is for dedup, not for clean",
-    )
+    run(*foreign, fails="is for dedup, not for clean")
     run("dedup", "--output", f"{work}/o", "--rows", "many", f"s={work}/a.jsonl", fails="want")
     run("dedup", "--output", f"{work}/o", "--fast", "maybe", f"s={work}/a.jsonl", fails="wants yes or no")
     run(
@@ -323,10 +295,7 @@ def test_bad_input(work):
     run("report", f"{work}/nowhere", fails="holds no step's counts")
     os.makedirs(f"{work}/two")
     write(f"{work}/two/a.jsonl", ["y"])
-    run(
-        *f"clean --output {work}/o s={work}/a.jsonl s={work}/two/a.jsonl".split(),
-        fails="have one name in one set"
-    )
+    run(f"clean --output {work}/o s={work}/a.jsonl s={work}/two/a.jsonl", fails="have one name in one set")
 
     for text, says in (
         ("set a jsonl", "line 1: wants set NAME"),

@@ -86,7 +86,8 @@ def panel(p, scale, top):
         f'<rect class="rows" x="{LEFT}" y="{first}" width="{WIDE}" height="{bottom - first:.1f}"/>',
     ]
     out += [f'<path fill="{colour}" d="{path}"/>' for (_, colour), path in sorted(paths.items())]
-    out += ['<g text-anchor="middle" font-size="11">', *labels.values(), '</g><g class="outside" text-anchor="end">']
+    out += ['<g text-anchor="middle" font-size="11">', *labels.values()]
+    out.append('</g><g class="outside" text-anchor="end">')
     for i in range(0, len(p["rows"]), 2 if row < 12 else 1):
         out.append(
             f'<text x="{LEFT - 6}" y="{first + (i + 0.5) * row + 4:.1f}">{escape(p["rows"][i])}</text>'
