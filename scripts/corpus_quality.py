@@ -75,6 +75,10 @@ def test_quality(work):
     write(f"{work}/h2.jsonl", half[:2000])
     filtered(f"a={work}/all.jsonl b={work}/h?.jsonl")
     ids = lambda *names: sorted(d["id"] for n in names for d in read(f"{work}/f/{n}.jsonl"))
+    kept = ids("a/all")
+    filtered("--seed 2", f"a={work}/all.jsonl", f"b={work}/h?.jsonl")
+    check(ids("a/all") != kept and len(ids("a/all")) > 400, "another seed keeps others")
+    filtered(f"a={work}/all.jsonl", f"b={work}/h?.jsonl")
     check(ids("a/all") == ids("b/h1", "b/h2") and len(ids("a/all")) > 400, "the filter depends on the files")
 
     # a second score replaces the first; words that mean something to fastText mean nothing in a text

@@ -267,7 +267,16 @@ def launcher_rules():
     recipe = (
         "--batch 1920 --ramp-start 32 --ramp-increment 32 --tensor-parallel 8 --pipeline-parallel 35".split()
     )
-    for options, wanted in ((recipe, 4), (recipe[:2] + recipe[6:], 6)):
+    starts_lower = [*recipe[:3], "2", *recipe[4:]]
+    in_parts = [*recipe, "--micro-batch", "16"]
+    on_its_own = [*recipe, "--micro-batch", "auto"]
+    for options, wanted in (
+        (recipe, 4),
+        (recipe[:2] + recipe[6:], 6),
+        (starts_lower, 2),
+        (in_parts, 2),
+        (on_its_own, 4),
+    ):
         large = launch.Launcher("mpirun", ["h"] * 240, 8, 240, launch.Options(options))
         check(large.replicas(239) == wanted, f"replicas on 239 hosts: {large.replicas(239)} for {wanted}")
 
@@ -298,3 +307,8 @@ def launcher_rules():
     launcher.take_back()
     left = (WORK / "rules/excluded-hosts").read_text().split()
     check(left[:2] == ["node3.cluster", "fails"] and left[3:] == ["node4.cluster"], f"taken back: {left}")
+    (WORK / "rules/excluded-hosts").write_text("node1.cluster memory then\nnode2.cluster hangs then\n")
+    launcher.usable_hosts()
+    launcher.take_back()
+    left = (WORK / "rules/excluded-hosts").read_text()
+    check(left == "node1.cluster memory then\n", f"bad memory: {left}")

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 import struct
 import time
 from pathlib import Path
@@ -147,6 +148,11 @@ def spikes():
     left_out = [step for step, _, updated in at_once if updated is False]
     codes = [r.returncode for r in ran]
     check(codes == [0, 0, 0] and left_out and max(left_out) > 35, f"skip: {codes}, left out {left_out}")
+    shutil.copytree(WORK / "plain", WORK / "nan-skip")
+    damage_checkpoint(WORK / "nan-skip/step-00000060")
+    r = run(command("--steps", 80, "--on-spike", "skip", "--resume", "nan-skip"))
+    said = r.stderr.count("its update is skipped")
+    check(r.returncode == 3 and said == 10, f"no more than 10 in a row: {r.returncode}, {said} {r.stderr}")
     check(at_once == in_two, f"resumed, the same are left out: {at_once[30:]} {in_two[30:]}")
 
     # back in a batch ramp: what is taken again are larger steps, and the run ends where it should

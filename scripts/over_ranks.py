@@ -80,7 +80,7 @@ def copy_tree(root, folder):
 
 
 def near(a, b, scale=1.0, most=1e-10):
-    return len(a) == len(b) and all(abs(x - y) <= most * (scale + abs(y)) for x, y in zip(a, b))
+    return 0 < len(a) == len(b) and all(abs(x - y) <= most * (scale + abs(y)) for x, y in zip(a, b))
 
 
 def words(options):

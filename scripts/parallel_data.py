@@ -72,6 +72,39 @@ def whole_validation_set():
     check(len(losses) == 4 and near(losses, losses[:1] * 4), f"the validation set in rounds: {losses}")
 
 
+LOSSES = [
+    *(5.513453375129419, 5.114665865503219, 3.7024076496329688, 2.5553976095448743, 2.2739432888329385),
+    *(2.7016795919318404, 1.541186475330118, 0.915126859667464, 1.5461800271413062, 1.1339925107387068),
+    *(2.664377107784956, 2.236596118015769, 2.185738368010873),
+]
+
+
+def recorded():
+    """What the seed and the defaults decide is what it was: weights, the order of two sets over several
+    epochs, the recipe; each of them changes the losses. LOSSES: of steps 1, 2, 10, 30 and 60, their norms,
+    and three validation losses, in fp64."""
+    base = ["--train", f"0.7:{text}.train.bin", f"0.3:{text}.validation.bin", *DATA[2:]]
+    base += "--layers 2 --hidden 16 --heads 2 --sequence 8 --batch 8 --steps 60 --learning-rate 1e-2".split()
+    base += "--evaluate-every 25 --evaluate-batches 2 --metrics".split()
+
+    def run_of(name, *options):
+        done = run(1, [*base, f"{work}/{name}.jsonl", "--seed", "7", *options])
+        check(done.returncode == 0, f"recorded, {name}: {done.stderr[-500:]}")
+        steps = metrics(name)
+        pace = steps[0]["tokens_per_second"] * steps[0]["seconds"]  # of later steps it is smoothed
+        check(near([pace], [64], most=1e-4), f"tokens a second: {pace} of 64 tokens a step")
+        at = [steps[i - 1] for i in (1, 2, 10, 30, 60)]
+        validated = [(m["step"], m["validation_loss"]) for m in steps if "validation_loss" in m]
+        check([step for step, _ in validated] == [25, 50, 60], f"evaluated after {validated}")
+        return [m["loss"] for m in at] + [m["gradient_norm"] for m in at] + [loss for _, loss in validated]
+
+    got = run_of("recorded")
+    check(near(got, LOSSES, most=1e-9), f"what was recorded: {got}, wants {LOSSES}")
+    for options in ("--seed 8", "--weight-decay 0.01", "--clip 0", "--warmup-tokens 640", "--epsilon 1e-7"):
+        other = run_of(options.split()[0][2:], *options.split())
+        check(not near(other, LOSSES, most=1e-8), f"{options} changes nothing: {other}")
+
+
 def largest_micro_batch():
     """The largest micro-batch that fits: all of it here."""
     result = run(1, [*DATA, *MODEL, "--micro-batch", "auto", "--steps", "1"])

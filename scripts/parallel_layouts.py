@@ -150,7 +150,7 @@ def emulated_kernels():
                 check(
                     all(
                         abs(a[key] - b[key]) < 1e-4
-                        for a, b in zip(metrics(name), metrics("reference32"))
+                        for a, b in zip(metrics(name), metrics("reference32"), strict=True)
                         for key in KEYS
                         if key in a
                     ),

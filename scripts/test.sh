@@ -144,21 +144,24 @@ is_built() {  # is_built NAME: waits for it; whether it is there, and without a 
     return 1
 }
 
-variant() {  # variant DEVICE-PRECISION [CHAPTER…]: its chapters, when it is built; adds up what they print
-    local build="build/$1"
-    part "${1/-/, }"
-    is_built "$1" || return
-    shift
-    "$build/test_gpt" "$@" 2> "$work/stderr" | tee "$work/out"
-    local last
-    last=$(tail -1 "$work/out")
-    if [[ $last =~ ([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
+counted() {  # counted COMMAND…: adds up what its last line says; to check nothing is a failure
+    "$@" 2> "$work/stderr" | tee "$work/out"
+    local code=${PIPESTATUS[0]}
+    if [[ $(tail -1 "$work/out") =~ ([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
         passed=$((passed + BASH_REMATCH[1]))
         failed=$((failed + BASH_REMATCH[2]))
+        if [ "${BASH_REMATCH[1]}" = 0 ]; then bad "$* checked nothing"
+        elif [ "${BASH_REMATCH[2]}" = 0 ] && [ "$code" != 0 ]; then bad "$* ended with $code"; fi
     else
-        bad "$build/test_gpt ended early"
-        tail -5 "$work/stderr"
+        bad "$* ended early"
+        tail -20 "$work/stderr"
     fi
+}
+
+variant() {  # variant DEVICE-PRECISION [CHAPTER…]: its chapters, when it is built
+    part "${1/-/, }"
+    is_built "$1" || return
+    counted "build/$1/test_gpt" "${@:2}"
 }
 
 units() {
@@ -171,15 +174,7 @@ units() {
     done
 }
 
-count_checks() {  # count_checks SCRIPT BUILD…
-    python3 "$@" | tee "$work/out"
-    if [[ $(tail -1 "$work/out") =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
-        passed=$((passed + BASH_REMATCH[1]))
-        failed=$((failed + BASH_REMATCH[2]))
-    else
-        bad "$1 ended early"
-    fi
-}
+count_checks() { counted python3 "$@"; }  # count_checks SCRIPT BUILD…
 parallel() { count_checks scripts/test_parallel.py build/cpu-fp64 build/cpu-fp32 build/emulated-fp32; }
 nccl() {
     if has_nccl; then count_checks scripts/test_nccl.py build/emulated-fp32-nccl build/emulated-fp32
@@ -502,7 +497,10 @@ readme() { count_checks scripts/test_readme.py $bin; }
 
 data() {
     local data=../shared/data sum
-    if [ ! -d "$data" ]; then return; fi
+    if [ ! -d "$data" ]; then
+        echo "$data is not here: GPT-2's tokens and the tasks' files were not checked"
+        return
+    fi
     expect "GPT-2 tokens" $bin/tokenize --vocabulary $data/gpt2/vocab.bpe --output "$work/ts" \
         $data/tinyshakespeare.txt
     sum=$(tail -c +65 "$work/ts.bin" | head -c 676050 | sha256sum | cut -d' ' -f1)

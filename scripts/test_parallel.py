@@ -24,6 +24,7 @@ CHECKS = (
     layouts.all_layouts,
     data.answers,
     data.whole_validation_set,
+    data.recorded,
     layouts.bf16_moments,
     layouts.pipelines_to_the_bit,
     layouts.emulated_kernels,

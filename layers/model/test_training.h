@@ -342,6 +342,19 @@ void test_training() {
     check(sample_token(l, {.temperature = 0}, 0.99) == 1 && sample_token(l, {.top_k = 1}, 0.99) == 1 &&
           sample_token(l, {.top_p = 0.6}, 0.99) == 1 && sample_token(l, {.top_k = 2}, 0.999) == 2 &&
           sample_token(l, {}, 0.999) == 0 && sample_token(l, {}, 0) == 1, "temperature, top-k, top-p");
+    std::vector<real> two = {0, 1};  // the second has 0.73 at temperature 1, and 0.88 at a half
+    check(sample_token(two, {}, 0.8) == 0 && sample_token(two, {.temperature = 0.5}, 0.8) == 1 &&
+          sample_token(two, {.temperature = 0.5}, 0.9) == 0, "what a temperature makes of probabilities");
+
+    // an update is made only of finite sums: norm and loss
+    for (double bad : {(double)INFINITY, (double)NAN})
+        for (int at : {0, 1, 2}) {  // 2: neither
+            double sums[] = {at == 0 ? bad : 4, at == 1 ? bad : 1};
+            UpdateDecision decision;
+            decision.decide(sums, 1, 1, HyperParameters{});
+            check(decision.will_update == (at == 2), text("an update of norm^2 %g, loss %g", sums[0],
+                                                          sums[1]));
+        }
 
     // many tokens, of which the likeliest are sorted first: each gets its share of u. p falls by 0.99 from
     // one to the next; the first k together have (1 - 0.99^k) / (1 - 0.99^n)

@@ -27,6 +27,13 @@ void test_options() {
     refuses("want a whole number", [] { options_of({"--layers", "2.5"}); });
     refuses("want a whole number from 1", [] { options_of({"--layers", "0"}); });
     refuses("wants at most", [] { options_of({"--layers", "3e9"}); });
+    for (auto& form : option_table)
+        if (form.kind == OptionForm::Whole || form.kind == OptionForm::Number)
+            refuses(text("number from %g", form.least).c_str(),
+                    [&] { options_of({text("--%s", form.name), text("%g", form.least - 1)}); });
+    // whose least value is what it must be: below it lies nonsense
+    for (const char* name : {"clip", "weight-decay"}) check(find_form(option_table, name).least == 0, name);
+    check(find_form(option_table, "keep").least == 1, "at least one checkpoint is kept");
     refuses("options begin with --", [] { options_of({"layers"}); });
     refuses("choose --heads 6 or 8", [] { Options p = options_of({"--heads", "7", "--hidden", "96"});
                                          model_shape(p, 0); });

@@ -37,7 +37,20 @@ void test_recipe() {
     Mixture plain({1, 1});
     std::string order;
     for (int i = 0; i < 6; i++) order += (char)('a' + plain.next());
-    check(order == "abbaba" || order == "ababab", "two equal sets take turns: " + order);
+    check(order == "ababab", "two equal sets take turns: " + order);
+    check(Mixture({1, 9}).next() == 1, "the first sample is of the larger set");
+    std::string first = make_tokens("first.bin", 100, 257), second = make_tokens("second.bin", 100, 257);
+    auto blend_of = [&](double weight) {
+        return fingerprint_of(Blend({{"first", weight, {first}}, {"second", 1, {second}}}, 8, 1));
+    };
+    check(blend_of(0.5) == blend_of(0.5) && blend_of(0.5) != blend_of(0.25), "weights tell blends apart");
+    Blend equal({{"first", 1, {first}}, {"second", 1, {second}}}, 8, 1);
+    bool differ = false, differ_by_epoch = false;
+    for (uint64_t n = 0; n < 12; n++) {
+        differ = differ || equal.sets[0].order(n) != equal.sets[1].order(n);
+        differ_by_epoch = differ_by_epoch || equal.sets[0].order(n) != equal.sets[0].order(n + 12);
+    }
+    check(equal.sets[0].samples() == 12 && differ && differ_by_epoch, "each set and epoch has its own order");
     auto sets = parse_sets({".25:a/books3.bin", "3:b.train.bin"});
     check(sets.size() == 2 && sets[0].weight == 0.25 && sets[0].name == "books3" && sets[1].name == "b" &&
           sets[1].files[0] == "b.train.bin", "WEIGHT:FILE");
@@ -47,6 +60,10 @@ void test_recipe() {
     check(draws.ends_with("books3                     0.0769          500          200      0.40\n"
                           "b                          0.9231     not here         2400         -\n"),
           "what 26 samples draw:\n" + draws);
+    for (const char* name : {"sequence-parallel", "recompute", "attention", "loss-on", "graph", "on-spike",
+                             "fp8", "other-data", "moments", "long-continuations", "master-weights"})
+        refuses((text("--%s nonsense: wants ", name)).c_str(),
+                [&] { check_words(options_of({text("--%s", name), "nonsense"})); });
     refuses("write WEIGHT:FILE for each", [] { parse_sets({"0.5:a.bin", "b.bin"}); });
     refuses("has weight 0", [] { parse_sets({"0:a.bin"}); });
     refuses("has weight -1", [] { parse_sets({"-1:a.bin"}); });

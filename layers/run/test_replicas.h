@@ -4,6 +4,7 @@
 #include "../../comm/mpi/make_grid.h"
 #include "../../comm/mpi/sum_over.h"
 #include "../base/testing.h"
+#include "monitor.h"
 #include "replicas.h"
 #include "values.h"
 
@@ -40,7 +41,29 @@ void check_drift(int t, int p, int zero, const char* tensor, bool moments, int r
           text("%s, wants %s", said.c_str(), part));
 }
 
+// five slow steps in a row, by more than a factor and by more than noise
+void check_slow_ranks() {
+    Grid grid;
+    grid.world.rank = 0;
+    grid.t = grid.d = 1;
+    SlowRankMonitor monitor(4);
+    std::vector<std::string> hosts(4, "host");
+    auto slow_after = [&](int steps, double peers, double mine) {
+        std::vector<RankReport> reports(4);
+        for (int rank = 0; rank < 4; rank++) reports[rank].computed = rank == 2 ? mine : peers;
+        std::vector<int> slow;
+        for (int i = 0; i < steps; i++) slow = monitor.update(grid, hosts, reports, 2);
+        return slow;
+    };
+    bool in_between = !slow_after(4, 0.1, 0.3).empty() || !slow_after(1, 0.1, 0.1).empty();
+    check(!in_between && slow_after(4, 0.1, 0.3).empty(), "four slow steps, one that is not, and four");
+    check(slow_after(1, 0.1, 0.3) == std::vector<int>{2}, "five in a row");
+    check(slow_after(9, 0.001, 0.02).empty(), "twice as slow, within the noise");
+    check(slow_after(9, 0.1, 0.19).empty(), "less than twice as slow");
+}
+
 void test_replicas() {
+    if (comm::world_size() == 1) return check_slow_ranks();
     if (comm::world_size() != 4) return;
     check_drift(2, 1, 1, "h.1.ln_2.weight", false, 3,
                 "parameters of h.1.ln_2.weight on rank 3 differs from rank");
