@@ -6,6 +6,7 @@
 //   PREAD_SECONDS   a pread takes so long; with PREAD_FILE while that file is there
 //   PREAD_FAILS     every pread fails with EIO
 //   PWRITE_FAILS    so many calls of pwrite fail with EIO
+//   PWRITE_FLIPS    so many calls of pwrite write another last byte
 //   MEMORY_LOG      where a rank's large pieces of memory lie: PATH.RANK gets a line `address bytes` for each
 //   GEMM_SECONDS    a cblas_sgemm takes so much longer, from when the file GEMM_FILE is there
 //   LATE_SECONDS    the rank sleeps so long before MPI makes the first group of its own
@@ -55,13 +56,19 @@ ssize_t pread(int fd, void* to, size_t n, off_t at) {
 }
 ssize_t pread64(int fd, void* to, size_t n, off_t at) { return pread(fd, to, n, at); }
 ssize_t pwrite(int fd, const void* from, size_t n, off_t at) {
-    static int failures = 0;
+    static int failures = 0, flips = 0;
     ssize_t (*real)(int, const void*, size_t, off_t) =
         (ssize_t(*)(int, const void*, size_t, off_t))dlsym(RTLD_NEXT, "pwrite");
     const char* fails = getenv("PWRITE_FAILS");
     if (fails && is_chosen_file(fd) && failures++ < atoi(fails)) {
         errno = EIO;
         return -1;
+    }
+    const char* flipped = getenv("PWRITE_FLIPS");
+    if (flipped && n && is_chosen_file(fd) && flips++ < atoi(flipped)) {
+        char last = ((const char*)from)[n - 1] ^ 1;
+        ssize_t before = n > 1 ? real(fd, from, n - 1, at) : 0;
+        return before == (ssize_t)n - 1 && real(fd, &last, 1, at + before) == 1 ? (ssize_t)n : -1;
     }
     return real(fd, from, n, at);
 }

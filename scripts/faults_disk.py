@@ -106,6 +106,14 @@ def full_disk():
         and "step-00000400" in checkpoints(WORK / "eio"),
         f"EIO once: {r.returncode} {r.stderr[-600:]}",
     )
+    words = command("--steps", 400, "--save", "flipped", "--save-every", 20, ranks=2)
+    r = run(words, shimmed(FAULT_RANK=1, PWRITE_FLIPS=1, FAULT_PATH="rank-00001.bin"))
+    check(
+        r.returncode == 0
+        and r.stderr.count("reads back other values at offset") == 1
+        and "step-00000400" in checkpoints(WORK / "flipped"),
+        f"a byte written wrongly once: {r.returncode} {r.stderr[-600:]}",
+    )
     words = command("--steps", 100000, "--save", "never", "--save-every", 1, "--save-attempts", 2)
     r = run(words, shimmed(FAULT_RANK=0, PWRITE_FAILS=1000000, FAULT_PATH="/.step-"))
     check(

@@ -128,6 +128,10 @@ class Engine:
 class Server(ThreadingHTTPServer):
     daemon_threads = True
 
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a client that has gone
+            super().handle_error(request, client_address)
+
     def __init__(self, address, engine, name):
         super().__init__(address, Handler)
         self.engine, self.name, self.created = engine, name, int(time.time())

@@ -130,6 +130,15 @@ def test_scores(work):
             check(one["usage"] == {"prompt_tokens": len(tokens), "completion_tokens": 1,
                                    "total_tokens": len(tokens) + 1}, f"{one['usage']}")  # fmt: skip
 
+            # a prompt counts once; 16 tokens where nothing else is said; a prompt's tokens count as repeated
+            thrice = server.ask({"prompt": "ab", "n": 3, "max_tokens": 2, "temperature": 1})[1]["usage"]
+            check(thrice["prompt_tokens"] == 2 and 3 <= thrice["completion_tokens"] <= 6, f"n: {thrice}")
+            greedy = {"prompt": "ab a", "temperature": 0}
+            usual = server.ask(greedy)[1]["usage"]["completion_tokens"]
+            check(usual == 16, f"{usual} tokens, wants 16 where nothing else is said")
+            firsts = [server.text(**greedy, max_tokens=1, repetition_penalty=by) for by in (1, 1000)]
+            check(firsts[0] == "b" and firsts[1] not in "ab ", f"a token of the prompt again: {firsts}")
+
 
 def test_large(work):
     """More than the pipes to the model and back hold at once."""
@@ -272,7 +281,7 @@ def test_gone(work):
     with Served(work, "--batch", "2") as server:
         for stream in (True, False):
             gone = []
-            for _ in range(4):  # more than there are places
+            for _ in range(40):  # more than there are places, and than a client waits for
                 connection = http.client.HTTPConnection("127.0.0.1", server.port)
                 connection.request("POST", "/v1/completions", json.dumps(
                     {"prompt": "ab", "max_tokens": 1000000, "temperature": 1, "stream": stream}))  # fmt: skip
@@ -285,6 +294,7 @@ def test_gone(work):
         os.kill(int(children.stdout.split()[0]), 9)
         _, errors = server.process.communicate(timeout=60)
         check(server.process.returncode == 1 and "the model's process ended" in errors, errors[-300:])
+        check("Traceback" not in errors, f"a client that has gone is no error: {errors[-900:]}")
 
     command = [sys.executable, SERVE, f"{work}/nothing", "--port", "0", "--program", f"{BUILD}/train_gpt"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
