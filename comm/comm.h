@@ -24,7 +24,6 @@
 //   data cannot be read, the step ends and is saved first (run/trainer.h).
 #pragma once
 #include <stdint.h>
-#include <climits>
 #include <map>
 #include <string>
 #include <type_traits>
@@ -49,7 +48,6 @@ struct StreamEvent {
 };
 
 inline double timeout = 600;            // seconds
-inline long most_mpi_values = INT_MAX;  // per MPI call, which counts in int: longer calls are split
 
 using ::Collective;
 // bytes that each of `ranks` sends for `bytes` in all, with the ring algorithm (Patarasuk and Yuan, 2009)
@@ -58,9 +56,10 @@ constexpr long sent_bytes(Collective kind, long ranks, long bytes) {
         case Collective::AllReduce: return 2 * (bytes * (ranks - 1) / ranks);
         case Collective::ReduceScatter:
         case Collective::AllGather: return bytes * (ranks - 1) / ranks;
+        case Collective::Send: return bytes;
         case Collective::Receive: return 0;
-        default: return bytes;
     }
+    return 0;
 }
 
 struct Traffic {
@@ -108,7 +107,7 @@ struct Call {
     const char* label = "";
     Stream stream = nullptr;
     long whole() const {  // values, over all ranks
-        return kind == Collective::ReduceScatter || kind == Collective::AllGather ? group->size * n : n;
+        return facts_of(kind).has_slices ? group->size * n : n;
     }
 };
 void post(const Call& call);
@@ -128,12 +127,6 @@ constexpr Type type_of() {
 
 constexpr long bytes_of(Type type) { return type == Type::Bf16 ? 2 : type == Type::Fp32 ? 4 : 8; }
 
-inline void count(const Group& g, Collective kind, long bytes) {
-    Traffic& t = traffic[g.name];
-    t.calls++;
-    t.sent += sent_bytes(kind, g.size, bytes);
-}
-
 inline Stream compute_stream = nullptr;  // the model's; any other stream except the default is a comm stream
 inline long dry_calls = 0;  // calls so far in dry runs, which execute nothing
 inline bool in_group = false;  // between group_begin and group_end
@@ -142,7 +135,7 @@ inline bool in_group = false;  // between group_begin and group_end
 inline void make(const Call& c, std::initializer_list<Tensor> tensors, std::source_location where) {
     const Group& g = *c.group;
     ActivityScope announced(c.label, [&] {
-        return Activity{.kind = Activity::Communicate, .name = collective_names[(int)c.kind],
+        return Activity{.kind = Activity::Communicate, .name = facts_of(c.kind).name,
                         .stream = c.stream, .place = {}, .tensors = tensors,
                         .call = {c.kind, g.name, &g.members, g.rank, g.size, c.whole(),
                                  c.stream && c.stream != compute_stream, is_dry_run() ? ++dry_calls : 0,
@@ -150,7 +143,8 @@ inline void make(const Call& c, std::initializer_list<Tensor> tensors, std::sour
                         .label = c.label, .where = where};
     });
     if (is_dry_run()) return;
-    count(g, c.kind, c.whole() * bytes_of(c.type));
+    traffic[g.name].calls++;
+    traffic[g.name].sent += sent_bytes(c.kind, g.size, c.whole() * bytes_of(c.type));
     post(c);
 }
 using Where = std::source_location;

@@ -34,8 +34,6 @@ struct CommStream {
 };
 std::map<Stream, std::unique_ptr<CommStream>> comm_streams;
 
-constexpr const char* call_words[] = {"all-reduce", "reduce-scatter", "all-gather", "send", "receive"};
-
 ncclResult_t post_nccl(const Call& c, ncclComm_t comm) {
     ncclDataType_t type = type_nccl(c.type);
     switch (c.kind) {
@@ -68,11 +66,8 @@ void start(int* argc, char*** argv) {
     if (const char* share = getenv("TRAIN_GPT_SHARE_GPU"); share && strcmp(share, "1") == 0) share_gpu();
 }
 
-Group make_host_group(const char* name, const std::vector<int>& members) {
-    return make_mpi_group(name, members);
-}
 Group make_group(const char* name, const std::vector<int>& members, bool beside_kernels) {
-    Group g = make_mpi_group(name, members);
+    Group g = make_host_group(name, members);
     if (g.size == 1) return g;
     ncclUniqueId id;
     if (g.rank == 0) check_nccl(ncclGetUniqueId(&id), "a group's id");
@@ -154,7 +149,7 @@ void transport_group_end() {
 void post(const Call& call) {
     const Group& g = *call.group;
     Stream s = call.stream;
-    std::string here = note(g, call_words[(int)call.kind], call.label, call.n);
+    std::string here = note(g, facts_of(call.kind).name, call.label, call.n);
     watch_call(here, g, s);
 
     auto comm_stream = comm_streams.find(s);

@@ -104,10 +104,18 @@ void test_ranks() {
     ranks_calls<float>(world, first, "fp32");
     ranks_calls<double>(world, first, "fp64");
     ranks_calls<int64_t>(world, first, "int64");
-    comm::most_mpi_values = 300;  // of thousands: every call is cut, as one over 2^31 is
-    ranks_calls<bf16>(world, first, "bf16 in pieces");
-    ranks_calls<double>(world, first, "fp64 in pieces");
-    comm::most_mpi_values = INT_MAX;
+
+    // what four ranks send for 400 bytes in all, and how many values a call of 100 each has
+    struct { comm::Collective kind; long sent, whole; } kinds[] = {
+        {comm::Collective::AllReduce, 600, 100}, {comm::Collective::ReduceScatter, 300, 100L * world.size},
+        {comm::Collective::AllGather, 300, 100L * world.size}, {comm::Collective::Send, 400, 100},
+        {comm::Collective::Receive, 0, 100}};
+    for (auto& k : kinds) {
+        comm::Call call = {.kind = k.kind, .group = &world, .out = nullptr, .in = nullptr, .n = 100,
+                           .type = comm::Type::Fp32};
+        check(comm::sent_bytes(k.kind, 4, 400) == k.sent && call.whole() == k.whole, facts_of(k.kind).name);
+    }
+
     std::vector<int64_t> all = comm::gather_numbers(world, {world.rank, 5}, "a test");
     bool right = true;
     for (int r = 0; r < world.size; r++) right = right && all[2 * r] == r && all[2 * r + 1] == 5;

@@ -525,14 +525,6 @@ __global__ void column_sum_normalised_kernel(real* parts, const floatX* dy, cons
     }, N, C);
 }
 
-inline void column_sum_normalised(real* out, const floatX* dy, const floatX* x, const real* mean,
-                                  const real* rstd, real* scratch, int N, int C, bool accumulate, Stream s) {
-    int parts = column_parts(N);
-    LAUNCH(column_sum_normalised_kernel, column_blocks<vec_size>(C, parts), dim3(column_lanes, column_rows),
-           0, s, scratch, dy, x, mean, rstd, N, C);
-    column_sum_finish({{out}}, 1, scratch, parts, C, accumulate, s);
-}
-
 constexpr int layernorm_block = 128;
 
 }  // namespace gpu
@@ -583,7 +575,10 @@ void LayerNormBackward::gpu(Stream s) const {
         LAUNCH(gpu::layernorm_backward_kernel, ceil_div(N, gpu::layernorm_block / 32), gpu::layernorm_block,
                0, s, dx, dy, x, w, stats, N, C);
         gpu::column_sum(db, dy, sums, N, C, accumulate, s);
-        gpu::column_sum_normalised(dw, dy, x, stats.mean, stats.rstd, sums, N, C, accumulate, s);
+        int parts = gpu::column_parts(N);
+        LAUNCH(gpu::column_sum_normalised_kernel, gpu::column_blocks<vec_size>(C, parts),
+               dim3(gpu::column_lanes, gpu::column_rows), 0, s, sums, dy, x, stats.mean, stats.rstd, N, C);
+        gpu::column_sum_finish({{dw}}, 1, sums, parts, C, accumulate, s);
         if (added_bias) gpu::column_sum(added_bias, dx, sums, N, C, accumulate, s);
         return;
     }

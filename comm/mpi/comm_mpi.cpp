@@ -169,13 +169,6 @@ void wait_for(PendingCall& call) {
     }
 }
 
-// MPI counts in int: calls piece(first value, count) for each part of a call that would be too long
-template <class Piece>
-void cut(long n, Piece piece) {
-    for (long first = 0; first < n; first += most_mpi_values)
-        piece(first, std::min(n - first, most_mpi_values));
-}
-
 void enqueue(PendingCall call, Stream s) {
     if (s) {
         CommStream& c = *(CommStream*)s;
@@ -193,57 +186,27 @@ void enqueue(PendingCall call, Stream s) {
 
 // ---- the calls -------------------------------------------------------------------------------------------
 
-// a call's data from its value `first` on
-const char* at(const void* p, long first, Type type) { return (const char*)p + first * bytes_of(type); }
-
 void all_reduce(const Call& c) {
-    MPI_Comm comm = handle_of(*c.group).mpi;
-    MPI_Datatype type = type_mpi(c.type);
-    MPI_Op op = op_mpi(c.type, c.op);
-    cut(c.n, [&](long first, long count) {
-        auto data = std::make_shared<Staged>(at(c.out, first, c.type), count * bytes_of(c.type));
-        enqueue({*c.group, "all-reduce", c.label, count, [=](MPI_Request* r, Stream copies) {
-            data->replace(copies);
-            MPI_Iallreduce(MPI_IN_PLACE, data->host, (int)count, type, op, comm, r);
-        }, [=](Stream copies) { data->store(copies); }}, c.stream);
-    });
+    auto data = std::make_shared<Staged>(c.out, c.n * bytes_of(c.type));
+    enqueue({*c.group, facts_of(c.kind).name, c.label, c.n,
+             [=, n = (int)c.n, type = type_mpi(c.type), op = op_mpi(c.type, c.op),
+              comm = handle_of(*c.group).mpi](MPI_Request* r, Stream copies) {
+        data->replace(copies);
+        MPI_Iallreduce(MPI_IN_PLACE, data->host, n, type, op, comm, r);
+    }, [=](Stream copies) { data->store(copies); }}, c.stream);
 }
 
-// the sum of in's slice `root`, on root
-void reduce_slice(const Call& c, int root) {
-    MPI_Comm comm = handle_of(*c.group).mpi;
-    MPI_Datatype type = type_mpi(c.type);
-    MPI_Op sum = op_mpi(c.type, Op::Sum);
-    const void* in = at(c.in, root * c.n, c.type);
-    bool receives = c.group->rank == root, in_place = receives && in == c.out;
-    cut(c.n, [&](long first, long count) {
-        long bytes = count * bytes_of(c.type);
-        auto from = std::make_shared<Staged>(at(in, first, c.type), bytes);
-        auto to = std::make_shared<Staged>(at(c.out, first, c.type), receives ? bytes : 0, in_place);
-        enqueue({*c.group, "reduce", c.label, count, [=](MPI_Request* r, Stream copies) {
-            from->load(copies);
-            if (receives) to->expect();
-            MPI_Ireduce(from->host, receives ? to->host : nullptr, (int)count, type, sum, root, comm, r);
-        }, [=](Stream copies) {
-            from->sent();
-            if (receives) to->store(copies);
-        }}, c.stream);
-    });
+// whether a rank's slice, the smaller of the two, lies at its place in the whole
+bool is_in_place(const Call& c, const void* whole, const void* slice) {
+    return slice == (const char*)whole + c.group->rank * c.n * bytes_of(c.type);
 }
 
 void reduce_scatter(const Call& c) {
-    const Group& g = *c.group;
-    if (c.whole() > most_mpi_values) {  // too long for one call: each rank's slice separately
-        for (int root = 0; root < g.size; root++) reduce_slice(c, root);
-        return;
-    }
-
-    bool in_place = c.out == at(c.in, g.rank * c.n, c.type);
     auto from = std::make_shared<Staged>(c.in, c.whole() * bytes_of(c.type));
-    auto to = std::make_shared<Staged>(c.out, c.n * bytes_of(c.type), in_place);
-    enqueue({g, "reduce-scatter", c.label, c.n,
+    auto to = std::make_shared<Staged>(c.out, c.n * bytes_of(c.type), is_in_place(c, c.in, c.out));
+    enqueue({*c.group, facts_of(c.kind).name, c.label, c.n,
              [=, n = (int)c.n, type = type_mpi(c.type), sum = op_mpi(c.type, Op::Sum),
-              comm = handle_of(g).mpi](MPI_Request* r, Stream copies) {
+              comm = handle_of(*c.group).mpi](MPI_Request* r, Stream copies) {
         from->load(copies);
         to->expect();
         MPI_Ireduce_scatter_block(from->host, to->host, n, type, sum, comm, r);
@@ -253,43 +216,13 @@ void reduce_scatter(const Call& c) {
     }}, c.stream);
 }
 
-// slice `root` of out, from root, which sends from `in` itself and copies it to out
-void broadcast_slice(const Call& c, int root) {
-    MPI_Comm comm = handle_of(*c.group).mpi;
-    MPI_Datatype type = type_mpi(c.type);
-    const void* out = at(c.out, root * c.n, c.type);
-    bool sends = c.group->rank == root;
-    cut(c.n, [&](long first, long count) {
-        long bytes = count * bytes_of(c.type);
-        auto data = std::make_shared<Staged>(at(sends ? c.in : out, first, c.type), bytes);
-        void* copy = sends && c.in != out ? (void*)at(out, first, c.type) : nullptr;
-        enqueue({*c.group, "broadcast", c.label, count, [=](MPI_Request* r, Stream copies) {
-            if (sends) data->load(copies);
-            else data->expect();
-            MPI_Ibcast(data->host, (int)count, type, root, comm, r);
-        }, [=](Stream copies) {
-            if (sends) data->sent();
-            else data->store(copies);
-            if (!copy) return;
-            copy_on_device(copy, data->device, bytes, copies);
-            synchronize(copies);
-        }}, c.stream);
-    });
-}
-
 void all_gather(const Call& c) {
-    const Group& g = *c.group;
-    if (c.whole() > most_mpi_values) {
-        for (int root = 0; root < g.size; root++) broadcast_slice(c, root);
-        return;
-    }
-
-    bool in_place = c.in == at(c.out, g.rank * c.n, c.type);
+    bool in_place = is_in_place(c, c.out, c.in);
     auto to = std::make_shared<Staged>(c.out, c.whole() * bytes_of(c.type));
     auto from = std::make_shared<Staged>(c.in, c.n * bytes_of(c.type));
-    enqueue({g, "all-gather", c.label, c.n,
-             [=, n = (int)c.n, type = type_mpi(c.type), comm = handle_of(g).mpi](MPI_Request* r,
-                                                                                 Stream copies) {
+    enqueue({*c.group, facts_of(c.kind).name, c.label, c.n,
+             [=, n = (int)c.n, type = type_mpi(c.type),
+              comm = handle_of(*c.group).mpi](MPI_Request* r, Stream copies) {
         if (!in_place) from->load(copies);
         in_place ? to->replace(copies) : to->expect();
         MPI_Iallgather(in_place ? MPI_IN_PLACE : from->host, n, type, to->host, n, type, comm, r);
@@ -300,27 +233,23 @@ void all_gather(const Call& c) {
 }
 
 void send(const Call& c) {
-    MPI_Comm comm = handle_of(*c.group).mpi;
-    MPI_Datatype type = type_mpi(c.type);
-    cut(c.n, [&](long first, long count) {
-        auto data = std::make_shared<Staged>(at(c.in, first, c.type), count * bytes_of(c.type));
-        enqueue({*c.group, "send", c.label, count, [=, to = c.peer](MPI_Request* r, Stream copies) {
-            data->load(copies);
-            MPI_Isend(data->host, (int)count, type, to, 0, comm, r);
-        }, [=](Stream) { data->sent(); }}, c.stream);
-    });
+    auto data = std::make_shared<Staged>(c.in, c.n * bytes_of(c.type));
+    enqueue({*c.group, facts_of(c.kind).name, c.label, c.n,
+             [=, n = (int)c.n, to = c.peer, type = type_mpi(c.type),
+              comm = handle_of(*c.group).mpi](MPI_Request* r, Stream copies) {
+        data->load(copies);
+        MPI_Isend(data->host, n, type, to, 0, comm, r);
+    }, [=](Stream) { data->sent(); }}, c.stream);
 }
 
 void receive(const Call& c) {
-    MPI_Comm comm = handle_of(*c.group).mpi;
-    MPI_Datatype type = type_mpi(c.type);
-    cut(c.n, [&](long first, long count) {
-        auto data = std::make_shared<Staged>(at(c.out, first, c.type), count * bytes_of(c.type));
-        enqueue({*c.group, "receive", c.label, count, [=, from = c.peer](MPI_Request* r, Stream) {
-            data->expect();
-            MPI_Irecv(data->host, (int)count, type, from, 0, comm, r);
-        }, [=](Stream copies) { data->store(copies); }}, c.stream);
-    });
+    auto data = std::make_shared<Staged>(c.out, c.n * bytes_of(c.type));
+    enqueue({*c.group, facts_of(c.kind).name, c.label, c.n,
+             [=, n = (int)c.n, from = c.peer, type = type_mpi(c.type),
+              comm = handle_of(*c.group).mpi](MPI_Request* r, Stream) {
+        data->expect();
+        MPI_Irecv(data->host, n, type, from, 0, comm, r);
+    }, [=](Stream copies) { data->store(copies); }}, c.stream);
 }
 
 }  // namespace
@@ -335,10 +264,7 @@ void start(int* argc, char*** argv) {
 }
 
 Group make_group(const char* name, const std::vector<int>& members, bool) {
-    return make_mpi_group(name, members);
-}
-Group make_host_group(const char* name, const std::vector<int>& members) {
-    return make_mpi_group(name, members);
+    return make_host_group(name, members);
 }
 
 Stream make_comm_stream() {
@@ -384,6 +310,9 @@ void transport_group_end() {
 }
 
 void post(const Call& c) {
+    if (c.whole() > INT_MAX)
+        fail("%s: %ld values, MPI counts to %d in a call: build with COMM=nccl, or raise --tensor-parallel",
+             c.label, c.whole(), INT_MAX);
     switch (c.kind) {
         case Collective::AllReduce: return all_reduce(c);
         case Collective::ReduceScatter: return reduce_scatter(c);

@@ -303,7 +303,9 @@ void start_mpi(int* argc, char*** argv) {
     use_device(local_rank);
 }
 
-Group make_mpi_group(const char* name, const std::vector<int>& members) {
+}  // namespace
+
+Group make_host_group(const char* name, const std::vector<int>& members) {
     Group g = {name, 0, (int)members.size(), members, nullptr};
     for (int i = 0; i < g.size; i++) if (members[i] == world_rank()) g.rank = i;
     if (g.size == 1) return g;
@@ -329,13 +331,11 @@ Group make_mpi_group(const char* name, const std::vector<int>& members) {
     return g;
 }
 
-}  // namespace
-
 Group everyone() {
     static Group world = [] {
         std::vector<int> all;
         for (int i = 0; i < world_size(); i++) all.push_back(i);
-        return make_mpi_group("everyone", all);
+        return make_host_group("everyone", all);
     }();
     return world;
 }

@@ -130,7 +130,20 @@ inline Work scores_product(GemmShape p) {
 // ---- calls -----------------------------------------------------------------------------------------------
 
 enum class Collective : uint8_t { AllReduce, ReduceScatter, AllGather, Send, Receive };
-constexpr const char* collective_names[] = {"all_reduce", "reduce_scatter", "all_gather", "send", "receive"};
+struct CollectiveFacts {
+    const char* name;
+    bool has_slices;  // each rank has n values, its slice of the whole
+};
+constexpr CollectiveFacts facts_of(Collective kind) {
+    switch (kind) {
+        case Collective::AllReduce: return {"all_reduce", false};
+        case Collective::ReduceScatter: return {"reduce_scatter", true};
+        case Collective::AllGather: return {"all_gather", true};
+        case Collective::Send: return {"send", false};
+        case Collective::Receive: return {"receive", false};
+    }
+    return {};
+}
 
 // whom a call communicates with, and how much: `count` values of the whole, over all ranks
 struct Communication {
