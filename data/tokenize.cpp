@@ -303,9 +303,7 @@ struct Tokenizer {
         }
 
         if (vocabulary.kind != "bpe") return;
-        FileWriter copy(settings.output + ".vocab.bpe");
-        copy.write(vocabulary.source);
-        copy.finish();
+        write_file(settings.output + ".vocab.bpe", vocabulary.source);
     }
 };
 

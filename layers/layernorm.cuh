@@ -575,7 +575,7 @@ void LayerNormBackward::gpu(Stream s) const {
         LAUNCH(gpu::layernorm_backward_kernel, ceil_div(N, gpu::layernorm_block / 32), gpu::layernorm_block,
                0, s, dx, dy, x, w, stats, N, C);
         gpu::column_sum(db, dy, sums, N, C, accumulate, s);
-        int parts = gpu::column_parts(N);
+        int parts = column_parts(N);
         LAUNCH(gpu::column_sum_normalised_kernel, gpu::column_blocks<vec_size>(C, parts),
                dim3(gpu::column_lanes, gpu::column_rows), 0, s, sums, dy, x, stats.mean, stats.rstd, N, C);
         gpu::column_sum_finish({{dw}}, 1, sums, parts, C, accumulate, s);

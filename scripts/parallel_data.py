@@ -144,23 +144,8 @@ def blends():
     """A blend of two sets and a growing batch: in a pipeline of two replicas as in one process, and resumed
     in the middle."""
     blend = [
-        "--train",
-        f"0.7:{text}.train.bin",
-        f"0.3:{text}.validation.bin",
-        "--batch",
-        "8",
-        "--ramp-start",
-        "2",
-        "--ramp-increment",
-        "2",
-        "--ramp-tokens",
-        "160",
-        "--steps",
-        "8",
-        "--decay-tokens",
-        "320",
-        "--warmup-tokens",
-        "5",
+        *f"--train 0.7:{text}.train.bin 0.3:{text}.validation.bin --batch 8 --ramp-start 2".split(),
+        *"--ramp-increment 2 --ramp-tokens 160 --steps 8 --decay-tokens 320 --warmup-tokens 5".split(),
     ]
 
     for name, ranks, extra, resume in (

@@ -266,9 +266,7 @@ struct Dedup {
         for (auto& j : here) out += name(j.key) + "\t" + name(j.other) + text("\t%.4f\n", j.alike);
 
         std::string part = path + text(".part%d", ranks.all.rank);
-        FileWriter file(part);
-        file.write(out);
-        file.finish();
+        write_file(part, out);
         ranks.wait("pairs");
 
         if (ranks.first()) {
@@ -312,9 +310,7 @@ struct Dedup {
 
         uint64_t gone = out[1] = out.size() - 2;
         out[0] = checksum(out.data() + 2, gone * 8);
-        FileWriter file(path);
-        file.write(out.data(), out.size() * 8);
-        file.finish();
+        write_file(path, std::string_view((const char*)out.data(), out.size() * 8));
 
         std::map<uint64_t, uint64_t> sizes;
         for (auto& [root, others] : size_of) sizes[std::bit_floor(others + 1)]++;

@@ -65,9 +65,7 @@ inline void write_table(const std::string& folder, const std::vector<StepCounts>
             out += " |\n";
         }
 
-    FileWriter file(folder + "/report.md");
-    file.write(out);
-    file.finish();
+    write_file(folder + "/report.md", out);
     fputs(out.c_str(), stdout);
 }
 

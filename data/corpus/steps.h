@@ -303,9 +303,7 @@ struct Stage {
             printf("\n");
         }
         fflush(stdout);
-        FileWriter file(folder + "/" + step + ".json");
-        file.write("{" + all + "}\n");
-        file.finish();
+        write_file(folder + "/" + step + ".json", "{" + all + "}\n");
         for (auto& [set, counts] : sums) refuse_unreadable(set, counts);
     }
 };

@@ -154,9 +154,7 @@ inline void write_set(const Settings& settings, const Corpus& encoded, size_t se
         (*w)->finish();
     }
     if (v.kind != "bpe") return;
-    FileWriter copy(prefix + ".vocab.bpe");
-    copy.write(v.source);
-    copy.finish();
+    write_file(prefix + ".vocab.bpe", v.source);
 }
 
 // also refuses sets of which only some have a weight
@@ -222,7 +220,5 @@ inline void tokens(const Ranks& ranks, const Settings& settings, const Corpus& i
     }
 
     stage.report(sums);
-    FileWriter file(folder + "/train.blend");
-    file.write(blend);
-    file.finish();
+    write_file(folder + "/train.blend", blend);
 }

@@ -78,7 +78,5 @@ inline void write_answers(const std::string& tokens, uint64_t count, const std::
     add(ranges.data(), size * sizeof(AnswerRange));
     uint64_t sum = checksum(all.data(), all.size());
     add(&sum, 8);
-    FileWriter file(answers_path(tokens));
-    file.write(all);
-    file.finish();
+    write_file(answers_path(tokens), all);
 }

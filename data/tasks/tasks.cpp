@@ -213,11 +213,8 @@ void make_file(const TaskForm& task, const Job& job, const Vocabulary& vocabular
     e.from = job.from;
     e.save(job.output);
 
-    if (!job.requests.empty()) {
-        FileWriter file(job.requests);
-        file.write(json);
-        file.finish();
-    }
+    if (!job.requests.empty())
+        write_file(job.requests, json);
 
     printf("%s%s%s: %zu documents, %u shots, %zu continuations, %zu tokens\nsha256 of all requests %s\n",
            task.task, *task.form ? " " : "", task.form, e.documents.size(), shots, e.requests.size(),

@@ -107,6 +107,12 @@ struct FileWriter {
     }
 };
 
+inline void write_file(const std::string& path, std::string_view contents) {
+    FileWriter file(path);
+    file.write(contents);
+    file.finish();
+}
+
 // makes the renames inside a folder durable
 inline void sync_folder(const std::string& path) {
     int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);

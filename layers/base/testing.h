@@ -109,12 +109,6 @@ void close(const std::string& what, const std::vector<A>& got_, const std::vecto
 const double rounding = sizeof(floatX) == 2 ? 4 * std::ldexp(1, -8) : sizeof(floatX) == 4 ? 1e-5 : 1e-12;
 const double sums_tolerance = sizeof(real) == 4 ? 2e-5 : 1e-12;  // of results kept in real
 
-void write_file(const std::string& path, std::string_view contents) {
-    FileWriter file(path);
-    file.write(contents);
-    file.finish();
-}
-
 void patch(const std::string& path, size_t offset, std::string bytes) {
     int fd = open(path.c_str(), O_WRONLY);
     if (pwrite(fd, bytes.data(), bytes.size(), (off_t)offset) != (ssize_t)bytes.size())

@@ -121,9 +121,7 @@ inline void write_tokenizer(const Vocabulary& v, int T, const std::string& to) {
     if (!merges.ends_with('\n')) merges += '\n';
     for (auto& [name, contents] : {std::pair<std::string, std::string>{"vocab.json", ids + "}\n"},
                                    {"merges.txt", merges}, {"tokenizer_config.json", config}}) {
-        FileWriter file(to + "/" + name);
-        file.write(contents);
-        file.finish();
+        write_file(to + "/" + name, contents);
     }
 }
 

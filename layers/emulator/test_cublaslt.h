@@ -1,6 +1,7 @@
 // test_cublaslt.h   what stands in for cuBLASLt refuses what is forbidden, and gemm.h gets its GEMMs from it
 #pragma once
 #include "../base/gemm.h"
+#include "../base/test_gemm.h"
 #include "../base/testing.h"
 
 #if HAS_KERNELS && !defined(__CUDACC__)
@@ -365,63 +366,17 @@ inline void cublaslt_streams() {
     emulated::workspace_streams[call.work] = nullptr;
 }
 
-// each epilogue, which a layer would otherwise do without where cuBLASLt has no algorithm for what it is
-// asked; and operands that begin elsewhere, for which no algorithm of aligned ones is taken
-inline void cublaslt_epilogues() {
-    int m = 24, n = 40, k = 56;
-    std::vector<floatX> a = random_values<floatX>(m * k, 1), b = random_values<floatX>(n * k, 2),
-                        bias = random_values<floatX>(n, 3), before = random_values<floatX>(m * n, 4),
-                        outs[2] = {before, before}, ups[2] = {before, before};
-    Gemm<floatX> g = {.out = outs[0].data(), .a = a.data(), .b = b.data(), .m = m, .n = n, .k = k,
-                      .transpose_b = true};
-
-    auto both = [&](const std::string& name, auto with, auto& out) {
-        for (int way : {0, 1}) {
-            auto one = with(way);
-            way == 0 ? gpu::gemm(one, nullptr) : ref::gemm(one, nullptr);
-            synchronize(nullptr);
-        }
-        close("cuBLASLt's epilogue: " + name, out[0], out[1], 2 * rounding);
+// every form of GEMM and each epilogue, which a layer would otherwise do without where cuBLASLt has no
+// algorithm for what it is asked; and operands that begin elsewhere, for which none of aligned ones is taken
+inline void cublaslt_gemms() {
+    auto multiply = [](const auto& g) {
+        gpu::gemm(g, nullptr);
+        synchronize(nullptr);
     };
-
-    auto output = [&](int way) {
-        Gemm<floatX> one = g;
-        one.out = outs[way].data();
-        return one;
-    };
-
-    both("bias", [&](int way) {
-        Gemm<floatX> one = output(way);
-        one.bias = bias.data();
-        return one;
-    }, outs);
-
-    both("GELU", [&](int way) {
-        Gemm<floatX> one = output(way);
-        one.bias = bias.data();
-        one.up = ups[way].data();
-        return one;
-    }, outs);
-    close("cuBLASLt's epilogue: GELU's input", ups[0], ups[1], 2 * rounding);
-
-    both("GELU's slope", [&](int way) {
-        Gemm<floatX> one = output(way);
-        one.gelu_input = before.data();
-        return one;
-    }, outs);
-    std::vector<real> weights[2];
-
-    both("a weight gradient, added", [&](int way) {
-        weights[way].assign((size_t)m * n, 1);
-        return Gemm<real>{.out = weights[way].data(), .a = a.data(), .b = b.data(), .m = m, .n = n, .k = k,
-                          .transpose_a = true, .beta = 1};
-    }, weights);
-    g.k = k - 8;
-    g.lda = g.ldb = k;
-    both("none", output, outs);
-    g.a += 1;
-    g.b += 2;
-    both("none, of operands that are not aligned", output, outs);
+    gemms_of<floatX>(multiply, false);
+    if (sizeof(floatX) == 2) gemms_of<real>(multiply, false);
+    Gemm<floatX> plain = {.out = nullptr, .a = nullptr, .b = nullptr, .m = 24, .n = 40, .k = 48};
+    for (int off : {1, 2}) gemm_is_loops(text("operands %d values further", off), plain, multiply, off);
 }
 
 inline void test_cublaslt() {
@@ -430,6 +385,6 @@ inline void test_cublaslt() {
     cublaslt_gemm();
     cublaslt_choice_names_its_list();
     cublaslt_streams();
-    if (sizeof(floatX) < 8) cublaslt_epilogues();
+    cublaslt_gemms();
 }
 #endif

@@ -83,7 +83,7 @@ struct Autotuner {
                 all = read_file();
                 if (lacks_any(all)) {
                     all.insert(measured.begin(), measured.end());
-                    write_file(all);
+                    write_all(all);
                 }
             }
             measured = all;  // the first to choose holds for all
@@ -109,12 +109,10 @@ struct Autotuner {
     }
 
 private:
-    void write_file(const std::map<std::string, Choice>& all) const {
-        FileWriter file(path);
+    void write_all(const std::map<std::string, Choice>& all) const {
         std::string out = header(machine) + "\n";
         for (auto& [key, c] : all) out += text("%s = %d %.2f\n", key.c_str(), c.number, c.microseconds);
-        file.write(out);
-        file.finish();
+        write_file(path, out);
     }
 
     bool lacks_any(const std::map<std::string, Choice>& there) const {

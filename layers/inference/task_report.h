@@ -182,9 +182,7 @@ inline std::string not_finite(const std::vector<TaskResult>& results) {
 // a training run must not fail because its results cannot be written
 inline void save_results(const std::string& path, const std::string& json, bool trains) {
     try {
-        FileWriter file(path);
-        file.write(json);
-        file.finish();
+        write_file(path, json);
     } catch (const Error& e) {
         if (!trains) throw;
         printf("no results: %s\n", e.what());

@@ -97,9 +97,7 @@ static void save_record(const Run& run, const Model& model, const Record& record
     std::string all = collect_text(run.grid.world, record.lines_written());
     if (!run.is_rank0()) return;
     try {
-        FileWriter file(run.options.record);
-        file.write(record_header(model, run.options, run.state.step, batch) + all);
-        file.finish();
+        write_file(run.options.record, record_header(model, run.options, run.state.step, batch) + all);
         printf("recorded  step %ld: %s\n", run.state.step, run.options.record.c_str());
     } catch (const Error& e) {
         printf("not recorded: %s\n", e.what());

@@ -122,11 +122,8 @@ inline void show_plan(const Run& run) {
     Plan p = whole_plan(run, h);
     std::string hosts = o.hosts.empty() ? "" : Placement(p, o.hosts).print();
 
-    if (!o.plan_json.empty() && o.plan_json != "-") {
-        FileWriter file(o.plan_json);
-        file.write(plan_json(p));
-        file.finish();
-    }
+    if (!o.plan_json.empty() && o.plan_json != "-")
+        write_file(o.plan_json, plan_json(p));
     if (o.plan_json == "-") fputs(plan_json(p).c_str(), stdout);
     else fputs((plan_text(p) + planned_draws(run)).c_str(), stdout);
     fputs(hosts.c_str(), stdout);

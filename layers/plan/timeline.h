@@ -78,9 +78,7 @@ inline std::string chrome_trace(const std::vector<Timeline>& panels, const std::
 
 inline void save_timeline(const std::string& path, const std::vector<Timeline>& panels,
                           const std::string& events = "") {
-    FileWriter file(path);
-    file.write(chrome_trace(panels, events));
-    file.finish();
+    write_file(path, chrome_trace(panels, events));
 }
 
 inline void check_timeline_path(const char* option, const std::string& path) {

@@ -146,9 +146,7 @@ inline void open_metrics(const Run& run) {
     }
     if (!sets_aside && in_order)  // takes no room on a full disk
         return std::filesystem::resize_file(path, kept.size());
-    FileWriter file(path);
-    file.write(kept);
-    file.finish();
+    write_file(path, kept);
     lock_metrics(path);  // of the new file
 }
 

@@ -131,9 +131,7 @@ inline WrittenFile write_rank_file(const std::string& folder, int rank, const Sn
     WrittenFile out = {checksum(pieces.data(), pieces.size()), data.written, tensor_bits(snapshot)};
     data.finish();
 
-    FileWriter table(folder + "/" + rank_file(rank) + ".json");
-    table.write(pieces);
-    table.finish();
+    write_file(folder + "/" + rank_file(rank) + ".json", pieces);
     out.seconds = seconds() - began;
     return out;
 }
@@ -195,9 +193,7 @@ inline void publish_checkpoint(const std::string& dir, RunState state, const std
     std::string whole = dir + "/" + step_name(state.step), partial = partial_folder(dir, state.step), list;
 
     if (vocabulary && vocabulary->kind == "bpe") {
-        FileWriter copy(partial + "/vocab.bpe");
-        copy.write(vocabulary->source);
-        copy.finish();
+        write_file(partial + "/vocab.bpe", vocabulary->source);
         state.vocabulary_sum = checksum(vocabulary->source.data(), vocabulary->source.size());
     }
 
@@ -207,9 +203,7 @@ inline void publish_checkpoint(const std::string& dir, RunState state, const std
                      (unsigned long long)files[rank].table_sum, rank_file((int)rank).c_str(),
                      files[rank].bytes, print_bits(files[rank].tensors).c_str());
 
-    FileWriter index(partial + "/index.json");
-    index.write(index_text(state, options, list + "]"));
-    index.finish();
+    write_file(partial + "/index.json", index_text(state, options, list + "]"));
     sync_folder(partial);
     if (!fs::exists(whole)) fs::rename(partial, whole);
     else swap_folders(partial, whole);
