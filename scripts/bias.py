@@ -29,6 +29,8 @@ import shlex
 import subprocess
 import sys
 
+from charts import table
+
 root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("checkpoint")
@@ -118,13 +120,6 @@ def score_toxicity(texts):
 
 def words_of(text):
     return [word.strip("'") for word in re.findall(r"[^\W\d_][\w']*", text.lower())]
-
-
-def table(header, rows):
-    return (
-        "\n".join("| " + " | ".join(map(str, row)) + " |" for row in [header, ["---"] * len(header), *rows])
-        + "\n"
-    )
 
 
 lexicon = {}

@@ -18,6 +18,7 @@ from datetime import datetime
 from pathlib import Path
 
 import first_contact_programs as programs
+from charts import table
 from models import MODELS
 from over_ranks import environment, limited
 
@@ -537,15 +538,6 @@ def number(x, form):
     return format(x, form) if isinstance(x, (int, float)) else "-"
 
 
-def table(columns, rows):
-    return [
-        "",
-        f"| {' | '.join(columns)} |",
-        "|---" * len(columns) + "|",
-        *(f"| {' | '.join(r)} |" for r in rows),
-    ]
-
-
 def gemm_rows():
     for name, row in figures.get("gemms", {}).items():
         torch = row.get("torch", {})
@@ -571,26 +563,27 @@ def write_report():
     Path(o.output + ".json").write_text(json.dumps(report, indent=1) + "\n")
     title = "A rehearsal without a GPU: these figures mean nothing" if o.rehearse else "First contact"
     told = figures.get("machine", {})
-    out = [f"# {title}", "", f"{told.get('card')}; PyTorch {told.get('torch')}; commit {told.get('commit')}"]
+    here = f"{told.get('card')}; PyTorch {told.get('torch')}; commit {told.get('commit')}"
+    out = [f"# {title}", "", here, ""]
     states = {None: "left out", True: "ok", False: "**failed**"}
     rows = ([p["part"], states[p["good"]], p["says"].replace("|", "/"), f"{p['at']}"] for p in parts)
-    out += table(["part", "", "says", "s"], rows)
+    out.append(table(["part", "", "says", "s"], rows))
     if "clocks" in figures:
         rows = (
             [name, f"{c['MHz']:.0f}", f"{c['W']:.0f}", c["reasons"]] for name, c in figures["clocks"].items()
         )
-        out += table(["clocks of a part", "MHz", "W", "held down by"], rows)
+        out.append(table(["clocks of a part", "MHz", "W", "held down by"], rows))
     if "gemms" in figures:
         columns = "GEMM, m x n x k, chosen, timed as µs, under load µs, TFLOP/s, in its first 50 ms, MHz"
         columns += ", epilogue apart µs (down's dx: with up's bias gradient)"
         columns += ", best of 64 with 256 MiB µs, PyTorch µs, TFLOP/s"
-        out += table(columns.split(", "), gemm_rows())
+        out.append(table(columns.split(", "), gemm_rows()))
     if "beside" in figures:
         rows = (
             [r["gemm"], *(f"{r[k]:.1f}" for k in ("alone_us", "beside_us", "told_us"))]
             for r in figures["beside"]
         )
-        out += table(["GEMM", "alone, µs", "beside a kernel on 16 SMs", "and told of it"], rows)
+        out.append(table(["GEMM", "alone, µs", "beside a kernel on 16 SMs", "and told of it"], rows))
     if "kernels" in figures:
         rows = (
             [
@@ -602,9 +595,9 @@ def write_report():
             ]
             for k in figures["kernels"]
         )
-        out += table(["kernel", "µs", "GB/s", "of the copy's rate", "TFLOP/s"], rows)
+        out.append(table(["kernel", "µs", "GB/s", "of the copy's rate", "TFLOP/s"], rows))
     if "choices" in figures:
-        out += table(["what was chosen", "number, µs"], ([k, v] for k, v in figures["choices"].items()))
+        out.append(table(["what was chosen", "number, µs"], ([k, v] for k, v in figures["choices"].items())))
     if figures.get("profile"):
         out += ["", "```", figures["profile"].rstrip(), "```"]
     Path(o.output + ".md").write_text("\n".join(out) + "\n")

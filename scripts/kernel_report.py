@@ -33,6 +33,7 @@ import sys
 from dataclasses import dataclass
 
 import machine_code
+from charts import table
 from models import MODELS, VOCABULARY
 
 COUNTS = os.path.join(machine_code.ROOT, "scripts", "kernel_counts.json")
@@ -331,28 +332,16 @@ def check(counts, compiler, path):
     sys.exit(failures > 0)
 
 
-def print_row(cells):
-    print("| " + " | ".join(map(str, cells)) + " |")
-
-
 def print_report(report, counts, models):
     print("Read from machine code; nothing is measured. Instructions are of a turn of the hottest loop.")
     for arch, kernels in counts.items():
-        columns = [
-            "kernel",
-            "registers",
-            "shared, bytes",
-            "spilt, bytes",
-            "instructions",
-            "waits for memory",
-        ]
-        print(f"\n## {arch}\n")
-        print_row([*columns, *SHOWN])
-        print_row(["---"] * (len(columns) + len(SHOWN)))
+        columns = "kernel, registers, bytes shared, bytes spilt, instructions, waits for memory".split(", ")
+        rows = []
         for name, c in sorted(kernels.items()):
             own = [c["registers"], report[arch][name]["shared"], c["spilt"], c["instructions"], c["waits"]]
-            print_row([name, *own, *(c[kind] for kind in SHOWN)])
-        print(f"\n{len(kernels)} kernels, {sum(c['spilt'] for c in kernels.values())} bytes spilt")
+            rows.append([name, *own, *(c[kind] for kind in SHOWN)])
+        print(f"\n## {arch}\n\n" + table([*columns, *SHOWN], rows))
+        print(f"{len(kernels)} kernels, {sum(c['spilt'] for c in kernels.values())} bytes spilt")
 
     for arch in [a for a in report if a in GPUS]:
         gpu = GPUS[arch]
@@ -361,11 +350,8 @@ def print_report(report, counts, models):
             rows, total = step_table(report[arch], model, gpu)
             B, T = m.micro_batches[0], m.sequence
             print(f"\n## Estimated: {model}, B {B}, T {T} on {gpu.name}\n")
-            print_row(["kernel", "launches", "blocks an SM", "bound by", "ms a step"])
-            print_row(["---"] * 5)
-            for row in rows:
-                print_row(row)
-            print(f"\nestimated: {total * 1e3:.1f} ms a step, {B * T / total:,.0f} tokens/s")
+            print(table(["kernel", "launches", "blocks an SM", "bound by", "ms a step"], rows))
+            print(f"estimated: {total * 1e3:.1f} ms a step, {B * T / total:,.0f} tokens/s")
 
 
 try:

@@ -379,13 +379,13 @@ TABLE
 
 # a checkpoint to Hugging Face's form and back: the same weights
 expect "a checkpoint" $bin/train_gpt $run --save "$work/saved"
+biased() { python3 scripts/bias.py "$work/saved" --run $bin/train_gpt --vocabulary bytes "$@"; }
 printf 'good 1 0\nbad 0 1\n' > "$work/lexicon"
 printf '  a licence\naa n 1\nsad a 2\n' > "$work/adjectives"
 mkdir "$work/lists"
 cp scripts/bias/*.txt "$work/lists"
 printf 'he | H\n' > "$work/lists/prompts.txt"
-expect "bias" python3 scripts/bias.py "$work/saved" --run $bin/train_gpt \
-    --vocabulary bytes --output "$work/bias" --samples 3 \
+expect "bias" biased --output "$work/bias" --samples 3 \
     --tokens 9 --adjectives no --toxicity "python3 -c 'import sys, json
 for i, line in enumerate(sys.stdin): print(0.25 if i % 3 or type(json.loads(line)) is not str else 1)'" \
     --lexicon "$work/lexicon" --also "--batch 40"
@@ -432,9 +432,8 @@ refused "cannot be both: leave the option out" $bin/tokenize --vocabulary bytes 
     --output "$work/none" "$work/single.jsonl"
 refused "did you mean --to-huggingface" $bin/convert --to-hugingface x
 count_checks scripts/test_convert.py build/cpu-fp32
-expect "bias of adjectives and toxic words" python3 scripts/bias.py "$work/saved" --run $bin/train_gpt \
-    --vocabulary bytes \
-    --samples 3 --tokens 9 --output "$work/bias2" --adjectives "$work/adjectives" \
+expect "bias of adjectives and toxic words" biased --samples 3 --tokens 9 \
+    --output "$work/bias2" --adjectives "$work/adjectives" \
     --toxic-words "$work/lexicon"
 expect "nothing else is counted" python3 - "$work/bias2" <<'PYTHON'
 import json, sys
@@ -443,30 +442,19 @@ words = {each["word"] for axis in report["words"].values() for group in axis.val
 assert words <= {"aa", "sad"} and report["counted"].startswith("adjectives, by "), words
 assert report["toxicity"]["gender"]["he"] == {"share": 0, "mean": 0}
 PYTHON
-refused "wants one from 0 to 1 for each" python3 scripts/bias.py "$work/saved" --run $bin/train_gpt \
-    --vocabulary bytes \
-    --samples 1 --tokens 3 --output "$work/bias2" --toxicity "echo 0.5"
-refused "choose one" python3 scripts/bias.py "$work/saved" --run $bin/train_gpt \
-    --vocabulary bytes --output "$work/bias2" \
-    --toxicity x --toxic-words y
-refused "has no words" python3 scripts/bias.py "$work/saved" --run $bin/train_gpt \
-    --vocabulary bytes --output "$work/bias2" \
-    --adjectives /dev/null
-refused "wants AXIS | GROUP | PROMPT" python3 scripts/bias.py "$work/saved" --run $bin/train_gpt \
-    --vocabulary bytes \
-    --output "$work/bias" --lists "$work/lists"
-refused "No such file" python3 scripts/bias.py "$work/saved" --run $bin/train_gpt \
-    --vocabulary bytes --output "$work/bias" \
-    --lists "$work/none"
+refused "wants one from 0 to 1 for each" biased --samples 1 --tokens 3 --output "$work/bias2" \
+    --toxicity "echo 0.5"
+refused "choose one" biased --output "$work/bias2" --toxicity x --toxic-words y
+refused "has no words" biased --output "$work/bias2" --adjectives /dev/null
+refused "wants AXIS | GROUP | PROMPT" biased --output "$work/bias" --lists "$work/lists"
+refused "No such file" biased --output "$work/bias" --lists "$work/none"
 refused "wants --plan" $bin/train_gpt --timeline x.json
 refused "start 8, or leave the option out" $bin/train_gpt $run --world-size 8
 refused "choose one of these" $bin/train_gpt $run --trace "$work/x.json" --trace-step 6
 refused "cannot be written" $bin/train_gpt $run --trace "$work/nowhere/x.json"
-refused "choose one of dgx-a100" $bin/train_gpt $run --hardware dgx
 refused "does not go with --plan" $bin/train_gpt --plan --trace x.json
 refused "cannot be written" $bin/train_gpt $run --record "$work/nowhere/x.jsonl"
 refused "wants three steps at least" $bin/train_gpt $run --steps 2 --profile
-refused "wants nothing, search or published" $bin/train_gpt --plan all
 refused "give --plan without published" $bin/train_gpt --plan published --hosts x
 refused "cannot be written" $bin/train_gpt --plan --timeline "$work/nowhere/x.json"
 # a published vocabulary and a text, fetched: whole, cut, absent

@@ -22,7 +22,7 @@ struct WantedScale {
 // the power of two that a tensor is scaled by; 1 if its largest value is 0 or not finite
 HOST_DEVICE inline Fp8Scale fp8_scale(float largest, float format_largest) {
     float scale = 1;
-    if (largest > 0 && largest <= 3e38f) {
+    if (largest > 0 && largest < INFINITY) {
         if (largest < 1e-30f) largest = 1e-30f;  // so that the quotient is finite
         int e;
         frexpf(format_largest / largest, &e);  // in [0.5, 1) * 2^e
@@ -137,7 +137,8 @@ __global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scale* scale, const fl
     constexpr int pitch = fp8_tile + 4;  // bytes of a tile's row, so that a column uses different banks
     SHARED(uint32_t, tile_words, fp8_tile * pitch / 4);
     const uint8_t* tile = (const uint8_t*)tile_words;
-    int n0 = blockIdx.y * fp8_tile, c0 = blockIdx.x * fp8_tile;
+    int across = (C + fp8_tile - 1) / fp8_tile;  // tiles of a row; all lie along the grid's x, up to 2^31
+    int n0 = blockIdx.x / across * fp8_tile, c0 = blockIdx.x % across * fp8_tile;
     float times = scale->scale;
 
     // the rounded tile, in shared memory and to q
@@ -170,8 +171,8 @@ __global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scale* scale, const fl
 
 template <bool GELU = false, class T8>
 void fp8_round(T8* q, T8* q_t, const Fp8Scale* scale, const floatX* x, int N, int C, Stream s) {
-    LAUNCH((fp8_round_kernel<T8, GELU>), dim3(ceil_div(C, fp8_tile), ceil_div(N, fp8_tile)), 256, 0, s, q,
-           q_t, scale, x, N, C);
+    LAUNCH((fp8_round_kernel<T8, GELU>), ceil_div(C, fp8_tile) * ceil_div(N, fp8_tile), 256, 0, s, q, q_t,
+           scale, x, N, C);
 }
 
 // linear.cuh's, and on the way the largest |dx| of each block
