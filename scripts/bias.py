@@ -44,7 +44,7 @@ parser.add_argument("--toxicity")
 parser.add_argument("--samples", type=int, default=800)
 parser.add_argument("--tokens", type=int, default=50)
 parser.add_argument("--words", type=int, default=12, help="listed for each group")
-parser.add_argument("--run", default=f"{root}/train_gpt")
+parser.add_argument("--run", default=shlex.quote(f"{root}/train_gpt"))
 parser.add_argument("--also", default="", help="options for train_gpt")
 o = parser.parse_args()
 if min(o.samples, o.tokens, o.words) < 1:
@@ -73,7 +73,7 @@ def lines(name):
 
 def run(command, *arguments):
     """Runs a program to its end; what it says of its progress is shown."""
-    words = [*shlex.split(command), *arguments]
+    words = [*command, *arguments]
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     said = ""
     try:
@@ -171,21 +171,12 @@ with open(path("association.jsonl"), "w", encoding="utf8") as f:
             )
             + "\n"
         )
-program = next((word for word in shlex.split(o.run) if word.endswith("train_gpt")), "./train_gpt")
-run(
-    os.path.join(os.path.dirname(program), "tasks"),
-    "--task",
-    "requests",
-    "--from",
-    path("association.jsonl"),
-    "--vocabulary",
-    o.vocabulary,
-    "--output",
-    path("association.eval"),
-    "--requests",
-    path("association.requests.json"),
-)
-run(o.run, *model, "--evaluate", path("association.eval"), "--results", path("association.results.json"))
+trainer = shlex.split(o.run)
+program = next((word for word in trainer if word.endswith("train_gpt")), "./train_gpt")
+asked = ["--task", "requests", "--from", path("association.jsonl"), "--vocabulary", o.vocabulary]
+made = ["--output", path("association.eval"), "--requests", path("association.requests.json")]
+run([os.path.join(os.path.dirname(program), "tasks")], *asked, *made)
+run(trainer, *model, "--evaluate", path("association.eval"), "--results", path("association.results.json"))
 # documents come in the order of the evaluation file: the requests' texts say which is which
 requests = json.load(open(path("association.requests.json"), encoding="utf8"))
 values = json.load(open(path("association.results.json"), encoding="utf8"))["log_likelihoods"]["association"]
@@ -253,7 +244,7 @@ with open(path("prompts.jsonl"), "w", encoding="utf8") as f:
             )
             + "\n"
         )
-run(o.run, *model, "--generate", path("prompts.jsonl"), "--results", path("answers.jsonl"))
+run(trainer, *model, "--generate", path("prompts.jsonl"), "--results", path("answers.jsonl"))
 stop_words = {word for line in lines("stop_words.txt") for word in line.split()}
 counts = collections.defaultdict(collections.Counter)
 moods = collections.defaultdict(list)

@@ -27,6 +27,7 @@ class Metrics:
     tokens: int
     seconds: float
     pace: float  # tokens per second, over all steps but the first
+    last: str  # the last step's loss
 
 
 def read(argument, by):
@@ -52,8 +53,9 @@ def read(argument, by):
     after = lines[1:] or lines
     tokens = lines[-1]["tokens"] - (lines[0]["tokens"] if len(lines) > 1 else 0)
     pace = tokens / max(sum(line["seconds"] for line in after), 1e-9)
+    last = f"{train[-1][1]:.4f}" if lines[-1]["loss"] is not None else "not finite"
     return Metrics(
-        name or Path(path).stem, train, held, lines[-1]["step"], lines[-1]["tokens"], clock, pace
+        name or Path(path).stem, train, held, lines[-1]["step"], lines[-1]["tokens"], clock, pace, last
     )  # fmt: skip
 
 
@@ -97,7 +99,7 @@ def table(runs):
         held = f"{run.held[-1][1]:.4f}" if run.held else "-"
         lines.append(
             f"{run.name:{wide}s} {run.steps:8,d} {run.tokens:13,d} {run.seconds:10.1f} {run.pace:10,.0f}"
-            f" {run.train[-1][1]:9.4f} {held:>11s}"
+            f" {run.last:>9s} {held:>11s}"
         )
     return "\n".join(lines)
 

@@ -13,7 +13,9 @@ from over_ranks import check, environment, limited
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BUILD = (
-    Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else sys.exit("usage: test_faults.py BUILD [NAME…]")
+    Path(sys.argv[1]).resolve()
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-")
+    else sys.exit("usage: test_faults.py BUILD [NAME…]")
 )
 WORK = Path(tempfile.mkdtemp(prefix="faults."))
 SHIM = WORK / "faults.so"

@@ -324,6 +324,12 @@ def main():
         sys.exit(f"figures.py: --limit {options.limit}: wants at least one document")
     if options.resume and len(options.resume) > 1 and options.name != "hans":
         sys.exit(f"figures.py: {options.name} wants one checkpoint, --resume has {len(options.resume)}")
+    # programs run in the repository, wherever this one was started
+    options.output = options.output.resolve()
+    options.resume = options.resume and [folder.resolve() for folder in options.resume]
+    options.source = options.source and options.source.resolve()
+    if options.vocabulary and Path(options.vocabulary).exists():
+        options.vocabulary = str(Path(options.vocabulary).resolve())
     options.output.mkdir(parents=True, exist_ok=True)
     text, numbers, picture = FIGURES[options.name](options)
     (options.output / f"{options.name}.md").write_text(text)

@@ -354,7 +354,8 @@ def main():
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on [this machine alone]")
     parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
     parser.add_argument("--batch", type=int, default=8, help="texts that are generated at once")
-    parser.add_argument("--program", default="./train_gpt", help="with options of its own, or under mpirun")
+    built = shlex.quote(str(Path(__file__).resolve().parent.parent / "train_gpt"))
+    parser.add_argument("--program", default=built, help="with options of its own, or under mpirun")
     parser.add_argument("--tokenizer", help="bytes or PATH/vocab.bpe, where the checkpoint has none")
     options = parser.parse_args()
     command = [*shlex.split(options.program), "--resume", str(options.checkpoint), "--generate", "-.jsonl"]

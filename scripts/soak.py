@@ -14,7 +14,11 @@ import sys
 import threading
 import time
 
-from faults import (
+if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+    sys.exit(__doc__)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what it has made is taken away
+
+from faults import (  # noqa: E402
     BUILD,
     DATA,
     REPOSITORY,
@@ -27,7 +31,7 @@ from faults import (
     until,
     write_into,
 )
-from faults_hosts import Hosts
+from faults_hosts import Hosts  # noqa: E402
 from over_ranks import check, environment, finish
 
 EVERY = 20  # seconds
@@ -156,7 +160,8 @@ def main():
     made = run(
         [str(BUILD / "tokenize"), "--vocabulary", "bytes", "--output", str(DATA)[: -len(".bin")], str(text)]
     )
-    check(made.returncode == 0, f"tokens: {made.stderr}")
+    if made.returncode:
+        sys.exit(f"soak.py: {made.stderr.strip()}")
 
     # the same learning rates however many steps there will be
     same = ["--decay-tokens", 10**8, "--check-every", 25, *LAYOUT]

@@ -3,6 +3,7 @@
 # Run: bash scripts/tour.sh [--output DIR] [--port N]
 case "${1:-}" in -h | --help) sed -n '2,3s/^# //p' "$0"; exit ;; esac
 set -euo pipefail
+from=$PWD
 cd "$(dirname "$0")/.."
 bash scripts/install.sh --with-tour
 mkdir -p build
@@ -15,4 +16,6 @@ make -s DEVICE=emulated PRECISION=bf16 COMM=single SANITIZE=thread $kernels
 if make -s corpus-found > /dev/null 2>&1; then make -s DEVICE=cpu PRECISION=fp32 build/cpu-fp32/corpus; fi
 wait $trainer || { echo "tour.sh: train_gpt cannot be built (above)" >&2; exit 1; }
 exec 9>&-
-exec python3 scripts/tour/tour.py "$@"
+here=$PWD
+cd "$from"
+exec python3 "$here/scripts/tour/tour.py" "$@"

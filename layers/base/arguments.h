@@ -85,7 +85,7 @@ inline std::string name_elsewhere(const std::string& name) {
         {"pipeline-model-parallel-size", "pipeline-parallel"}, {"grad-clip", "clip"}, {"clip-grad", "clip"},
         {"eval-interval", "evaluate-every"}, {"save-interval", "save-every"}, {"load", "resume"},
         {"out-dir", "save"}, {"prompt", "generate"}, {"max-new-tokens", "sample-tokens"},
-        {"vocab", "vocabulary"}};
+        {"vocab", "vocabulary"}, {"max-tokens", "sample-tokens"}};
     std::string spelt = name;
     std::replace(spelt.begin(), spelt.end(), '_', '-');
     auto found = names.find(spelt);

@@ -498,7 +498,7 @@ inline std::string folder_with_checkpoints(const std::string& dir) {
                    name.substr(0, name.rfind('.'));
         if (!list_checkpoints(entry.path()).empty()) return "did you mean " + entry.path().string() + "?";
     }
-    return "choose a folder that --save wrote";
+    return "nothing has been saved there yet, or choose a folder that --save wrote";
 }
 
 // The checkpoints in dir whose index can be read, newest first, or dir itself if it is one; reports those it

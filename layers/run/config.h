@@ -137,7 +137,8 @@ inline const std::vector<RunOption> option_table = [] {
          "diverged-step-N"},
         {"other-data", &O::other_data, 0,
          "yes: go on from a checkpoint with other training data than it was trained on"},
-        {"metrics", &O::metrics, 0, "metrics file, one JSON line per step"},
+        {"metrics", &O::metrics, 0,
+         "metrics file, one JSON line per step (its tokens_per_second is smoothed, its seconds are not)"},
         {"on-spike", &O::on_spike, 0,
          "if loss or norm is not finite or spikes: stop; skip: drop the update; back: return to the newest "
          "earlier checkpoint and skip the samples since then"},

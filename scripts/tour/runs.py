@@ -93,7 +93,7 @@ def prepare(work):
 
 
 def step(work):
-    head, lines = record({**TOY, "batch": 1, "micro-batch": 1}, work, values=8192)
+    head, lines = record({**TOY, "batch": 1, "micro-batch": 1, "trace-step": 1}, work, values=8192)
     return {"head": head, "lines": lines}
 
 
