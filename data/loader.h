@@ -41,9 +41,12 @@ inline uint64_t permute(uint64_t index, uint64_t n, uint64_t key, uint64_t epoch
 }
 
 inline void check_same_tokens(const TokenFile& a, const TokenFile& b, const char* who) {
+    auto said = [](const TokenFile& f) {
+        return f.kind.empty() ? "an unknown one" : text("%s of %d", f.kind.c_str(), f.vocabulary);
+    };
     if (a.kind != b.kind || a.vocabulary != b.vocabulary)
-        fail("%s: has vocabulary %s of %d, %s has %s of %d: %s must agree", a.path.c_str(), a.kind.c_str(),
-             a.vocabulary, b.path.c_str(), b.kind.c_str(), b.vocabulary, who);
+        fail("%s: has vocabulary %s, %s has %s: %s must agree", a.path.c_str(), said(a).c_str(),
+             b.path.c_str(), said(b).c_str(), who);
 }
 
 struct Loader {

@@ -73,9 +73,13 @@ struct Autotuner {
         if (!path.empty()) measured = read_file();
     }
 
-    // adds to the file what it lacks, and keeps the union; ranks take turns, most of them with nothing to add
+    // adds to the file what it lacks, and keeps the union; ranks take turns, most with nothing to add. What
+    // the run's ranks share is kept, not what this one has timed: the next run computes the same
     void save() {
         if (path.empty()) return;
+        for (auto& [key, choice] : measured)
+            if (auto shared = run_choices.find(hash_of(key)); shared != run_choices.end())
+                choice.number = shared->second;
         try {
             std::map<std::string, Choice> all = read_file();
             if (lacks_any(all)) {

@@ -78,6 +78,7 @@ inline void choose_micro_batch(Run& run, double bytes, const Target& target = {}
     const Grid& g = run.grid;
     int common = common_share(o, run.state.samples, g.d), best = 0;
     double wanted = 0;
+    std::string refused;  // why the smallest has no valid schedule
     for (int b = 1; b <= common; b++) {
         if (common % b || (b > 1 && g.p > 1 && common / b < g.p)) continue;
         if ((long)b * o.sequence > most_rows) break;
@@ -87,8 +88,9 @@ inline void choose_micro_batch(Run& run, double bytes, const Target& target = {}
         double most = 0;
         try {
             most = most_stage_bytes(with, run.state.shape, g, run.state.samples, target);
-        } catch (const Error&) {
-            continue;  // it has no valid schedule
+        } catch (const Error& e) {
+            if (refused.empty()) refused = e.what();
+            continue;
         }
 
         if (!wanted) wanted = most;
@@ -96,6 +98,7 @@ inline void choose_micro_batch(Run& run, double bytes, const Target& target = {}
         best = b;
     }
 
+    if (!best && !wanted) fail("--micro-batch auto: of 1: %s", refused.c_str());
     if (!best)
         fail("--micro-batch auto: even 1 wants %.2f GB, a rank may take %.2f: choose %smore ranks or a "
              "smaller model", wanted * 1e-9, bytes * 1e-9, savings_left(o).c_str());

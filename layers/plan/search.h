@@ -48,10 +48,15 @@ inline void resolve_plan(Run& run) {
     // a search resolves a single replica: the number of ranks need not suit the layout that it starts with
     int world = o.plan == "search" ? o.tensor_parallel * o.pipeline_parallel : o.world_size;
     run.grid = place_in_grid(0, world, o.tensor_parallel, o.pipeline_parallel);
-    int chunks = o.pipeline_chunks;  // of the layouts that are searched; one stage has one
-    if (o.plan == "search" && o.pipeline_parallel == 1) o.pipeline_chunks = 1;
+    int chunks = o.pipeline_chunks;  // of the layouts that are searched; one stage has one, and no group
+    std::set<std::string> given = o.given;
+    if (o.plan == "search" && o.pipeline_parallel == 1) {
+        o.pipeline_chunks = 1;
+        o.given.erase("pipeline-group");
+    }
     resolve(run, 0);
     o.pipeline_chunks = chunks;
+    o.given.insert(given.begin(), given.end());
     Hardware h = choose_hardware(o);
     double taken = most_communicators(run.grid, o.pipeline_chunks > 1) * bytes_of_communicator;
     if (h.gpu.peak > 0) choose_micro_batch(run, h.gpu.memory * 11 / 12 - taken, gpu_target);

@@ -355,16 +355,19 @@ inline void check_pipeline_parallel(const Run& run) {
         fail("--pipeline-chunks %ld on one pipeline stage: choose --pipeline-parallel 2 or more, or 1 chunk",
              v);
     if (v == 1 && o.has("pipeline-group"))
-        fail("--pipeline-group %d wants --pipeline-chunks 2 or more", o.pipeline_group);
+        fail("--pipeline-group %d wants --pipeline-parallel and --pipeline-chunks of 2 or more, or leave it "
+             "out", o.pipeline_group);
     if (L % (p * v) == 0) return;
 
     // does not divide: which numbers of stages, and of layers, would?
     std::string good, layers = text("%ld", (L / (p * v) + 1) * p * v);
     if (L > p * v) layers = text("%ld or ", L / (p * v) * p * v) + layers;
-    for (long i = 1; i <= L; i++)
+    for (long i = v > 1 ? 2 : 1; i <= L; i++)  // one stage has one chunk
         if (L % (i * v) == 0 && i != p) good += text(" %ld", i);
-    fail("%ld layers over %ld pipeline stages%s: choose a --pipeline-parallel of%s, or --layers %s", L, p,
-         v > 1 ? text(" of %ld chunks", v).c_str() : "", good.empty() ? " 1" : good.c_str(), layers.c_str());
+    if (good.empty()) good = "1 with --pipeline-chunks 1";
+    else good = "of" + good;
+    fail("%ld layers over %ld pipeline stages%s: choose a --pipeline-parallel %s, or --layers %s", L, p,
+         v > 1 ? text(" of %ld chunks", v).c_str() : "", good.c_str(), layers.c_str());
 }
 
 inline void check_parallel(const Run& run) {

@@ -24,7 +24,8 @@ inline void check_pipeline(const PipelineShape& s) {
         fail("--pipeline-chunks %d with %d micro-batches: too many", s.chunks, s.micro_batches);
     if (!default_group(s.p, s.micro_batches))
         fail("--pipeline-chunks %d over %d stages with %d micro-batches a step: wants at least %d "
-             "micro-batches: choose a larger --batch, a smaller --micro-batch, or --pipeline-chunks 1",
+             "micro-batches: choose a larger --batch (in a ramp: --ramp-start), a smaller --micro-batch, or "
+             "--pipeline-chunks 1 without --pipeline-group",
              s.chunks, s.p, s.micro_batches, s.p);
     if (legal_group(s.p, s.micro_batches, s.interleave_group)) return;
     std::string good;

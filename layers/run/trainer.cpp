@@ -436,8 +436,8 @@ static void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     run.options.resume_before = checkpoint_is_wrong ? trainer.loaded_step : run.state.step;
     comm::together([&] {
         if (run.options.resume_before <= 0 || list_checkpoints(run.options.save).empty())
-            fail("--on-spike back: there is no checkpoint to go back to yet: lower --learning-rate or "
-                 "--save-every");
+            fail("--on-spike back: there is no checkpoint to go back to yet: lower --learning-rate, or save "
+                 "earlier by --save-every");
     }, exit_diverged);
     open_checkpoints(run, exit_diverged);
     comm::check_ranks_agree(file_fingerprints(run));
