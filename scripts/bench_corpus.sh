@@ -5,12 +5,12 @@
 #   3  memory of dedup: what a million documents take more than none
 case "${1:-}" in -h | --help) sed -n '2,5s/^# //p' "$0"; exit ;; esac
 set -euo pipefail
+warc=${1:+$(realpath "$1")}
 cd "$(dirname "$0")/.."
 make -s corpus
-warc=${1:-}
 if [ -z "$warc" ] && [ -f ../shared/data/warc/sample-0000.warc.gz ]; then \
     warc=../shared/data/warc/sample-0000.warc.gz; fi
-./corpus bench $warc
+./corpus bench ${warc:+"$warc"}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \

@@ -123,7 +123,7 @@ def hypotheses(as_planned, by_rate):
     return [
         {"what": what, "number": number, "efficiency": p.fit(), "seconds": p.seconds(p.fit()),
          "fall": fall(p.seconds(p.fit())), "error": error(p.seconds(p.fit())),
-         "holds": error(p.seconds(p.fit())) < NEAR}
+         "holds": error(p.seconds(p.fit())) < NEAR and p.fit() <= 1}
         for what, number, p in tried
     ]  # fmt: skip
 
@@ -147,7 +147,8 @@ def explain(planned):
     by_rate = {rate: OpenPlan.of(**{"network-rate": rate}) for rate in (6, 3, 2, 1.5, 1)}
     tested, rates = hypotheses(as_planned, by_rate), contended_rates(as_planned, by_rate[3], 3)
     rows = [
-        (h["what"], h["number"], f"{h['efficiency']:.3f}", *(f"{s:.1f}" for s in h["seconds"]),
+        (h["what"], h["number"], f"{h['efficiency']:.3f}" + " (impossible)" * (h["efficiency"] > 1),
+         *(f"{s:.1f}" for s in h["seconds"]),
          f"{100 * h['fall']:.1f} %", f"{100 * h['error']:.2f} %", "yes" if h["holds"] else "no")
         for h in tested
     ]  # fmt: skip

@@ -19,6 +19,7 @@ nothing but Python.
 import argparse
 import json
 import queue
+import re
 import select
 import shlex
 import socket
@@ -133,6 +134,8 @@ class Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
     def __init__(self, address, engine, name):
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
         super().__init__(address, Handler)
         self.engine, self.name, self.created = engine, name, int(time.time())
         self.names = {}  # token: as OpenAI writes it
@@ -161,11 +164,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def handled(self, work):
         try:
-            host = self.headers.get("Host", "").rsplit(":", 1)[0].strip("[]")
-            bound = self.server.server_address[0]
-            if bound in ("127.0.0.1", "::1") and host not in ("127.0.0.1", "localhost", "::1"):
-                self.close_connection = True  # what follows on it is not read
-                raise Refused(f"Host: {host}: this server is for this machine alone", 403)
+            local = ("127.0.0.1", "localhost", "::1")
+            asked = {"Host": self.headers.get("Host", "")}
+            if "Origin" in self.headers:  # a page of another site, in a browser of this machine
+                asked["Origin"] = self.headers["Origin"].rpartition("//")[2]
+            for name, value in asked.items():
+                host = re.sub(r":\d+$", "", value.lower()).strip("[]")
+                if self.server.server_address[0] in local and host not in local:
+                    self.close_connection = True  # what follows on it is not read
+                    raise Refused(f"{name}: {value}: this server is for this machine alone", 403)
             work()
         except Refused as e:
             kind = "invalid_request_error" if e.status < 500 else "server_error"
@@ -178,6 +185,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def do_GET(self):
+        self.close_connection |= self.headers.get("Content-Length", "0") != "0"  # a body that nobody reads
         self.handled(self.get)
 
     def do_POST(self):
@@ -358,6 +366,8 @@ def main():
     parser.add_argument("--program", default=built, help="with options of its own, or under mpirun")
     parser.add_argument("--tokenizer", help="bytes or PATH/vocab.bpe, where the checkpoint has none")
     options = parser.parse_args()
+    if not 0 <= options.port <= 65535:
+        parser.error(f"--port {options.port}: wants one from 0 to 65535")
     command = [*shlex.split(options.program), "--resume", str(options.checkpoint), "--generate", "-.jsonl"]
     command += ["--tokenizer", options.tokenizer] if options.tokenizer else []
     engine = Engine([*command, "--batch", str(options.batch)])
@@ -368,10 +378,8 @@ def main():
         engine.process.kill()
         sys.exit(f"serve.py: {options.host}:{options.port}: {e.strerror}: give another --port")
 
-    print(
-        f"serving {server.name} at http://{options.host}:{server.server_address[1]}/v1/completions",
-        flush=True,
-    )
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    print(f"serving {server.name} at http://{host}:{server.server_address[1]}/v1/completions", flush=True)
     try:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         code = engine.process.wait()

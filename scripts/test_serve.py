@@ -266,6 +266,10 @@ def test_refused(work):
         )
         check(server.ask(b" " * (17 << 20))[0] == 413, "a long body is answered")
         check(server.ask({"prompt": "a"}, Host="evil.example")[0] == 403, "another Host is refused")
+        for origin, status in (("https://evil.example", 403), ("null", 403), ("http://localhost:3000", 200)):
+            got = server.ask({"prompt": "a"}, Origin=origin)[0]
+            check(got == status, f"a page of {origin}: {got}, wants {status}")
+        check(server.ask({"prompt": "a"}, Host=f"LOCALHOST:{server.port}")[0] == 200, "a Host in capitals")
         body = b'{"prompt": "a", "max_tokens": 3, "temperature": 0, "stream": true}'
         with socket.create_connection(("127.0.0.1", server.port), 60) as old:
             named = f"Host: 127.0.0.1:{server.port}\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -117,6 +117,7 @@ def test_server(port):
     for path in ("../../../etc/passwd", "%2e%2e/%2e%2e/etc/passwd", "..%2fREADME.md"):
         check(asked(port, path)[0] == 404, f"{path} is not of the site")
     check(asked(port, "api/plan", host="evil.example")[0] == 403, "another host's page")
+    check(asked(port, "%00")[0] == 400, "a path that is none")
 
 
 # ---- with a browser --------------------------------------------------------------------------------------

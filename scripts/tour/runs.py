@@ -28,9 +28,15 @@ class ProgramError(Exception):
     """A program of the tour ended with another code than 0, or is not there."""
 
 
+class TooLong(ProgramError):
+    """It was ended after a while."""
+
+
 def run(command, timeout=120):
     """Standard output of a command, run at the root of the repository."""
     done = limited(command, timeout, cwd=ROOT, env=environment)
+    if done.returncode == 124:
+        raise TooLong(f"{command[0]} {done.stderr.strip()}")
     if done.returncode:
         raise ProgramError(f"{' '.join(map(str, command))}\n{(done.stderr or done.stdout)[-2000:]}")
     return done.stdout
@@ -158,6 +164,8 @@ def pipeline_options(stages, micro_batches, chunks):
 def one_pipeline(stages, micro_batches, chunks, work):
     try:
         planned, spans = plan_with_timeline(pipeline_options(stages, micro_batches, chunks), work)
+    except TooLong:
+        raise
     except ProgramError as error:
         return {"p": stages, "m": micro_batches, "v": chunks, "refused": str(error).split("train_gpt: ")[-1]}
     memory = [stage["memory"] for stage in planned["stages"]]

@@ -10,6 +10,7 @@ takes longer than PATIENCE seconds is given up with 503; at most MOST questions 
 import functools
 import http.server
 import json
+import sys
 import tempfile
 import threading
 import urllib.parse
@@ -68,6 +69,8 @@ def answer(question, options):
     command = [runs.BUILD / "train_gpt", "--plan", *runs.words({**runs.MTNLG, **options})]
     try:
         return "text/plain", runs.run(command, PATIENCE)
+    except runs.TooLong:
+        raise
     except runs.ProgramError as error:
         return "text/plain", str(error).split("\n", 1)[-1]
 
@@ -78,7 +81,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
     def do_GET(self):
         parts = urllib.parse.urlsplit(self.path)
         if not parts.path.startswith("/api/"):
-            return super().do_GET()
+            return self.send_error(400) if "%00" in parts.path else super().do_GET()
         # a page of another site must not ask through the reader's browser
         if self.headers.get("Host", "").split(":")[0] not in ("127.0.0.1", "localhost"):
             return self.reply(403, "text/plain", "this server is for 127.0.0.1 alone")
@@ -91,6 +94,8 @@ class Handler(http.server.SimpleHTTPRequestHandler):
             return self.reply(503, "text/plain", "busy: ask again\n")
         try:
             return self.reply(200, *answer(question, options))
+        except runs.TooLong as error:
+            return self.reply(503, "text/plain", f"{error}\n")
         finally:
             places.release()
 
@@ -109,10 +114,16 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+class Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a reader who has gone on
+            super().handle_error(request, client_address)
+
+
 def start(folder, port):
     """A server that is bound to its port; its serve_forever() answers."""
     handler = functools.partial(Handler, directory=str(folder))
-    return http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
+    return Server(("127.0.0.1", port), handler)
 
 
 def serve(folder, port):
