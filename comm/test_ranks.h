@@ -116,6 +116,10 @@ void test_ranks() {
         check(comm::sent_bytes(k.kind, 4, 400) == k.sent && call.whole() == k.whole, facts_of(k.kind).name);
     }
 
+    comm::Call long_call = {.kind = comm::Collective::AllReduce, .group = &world, .out = nullptr,
+                            .in = nullptr, .n = 1L << 31, .type = comm::Type::Bf16, .label = "a long call"};
+    if (world.size > 1 && !comm::can_capture)
+        refuses("a long call: 2147483648 values, MPI counts to", [&] { comm::post(long_call); });
     std::vector<int64_t> all = comm::gather_numbers(world, {world.rank, 5}, "a test");
     bool right = true;
     for (int r = 0; r < world.size; r++) right = right && all[2 * r] == r && all[2 * r + 1] == 5;

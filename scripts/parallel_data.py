@@ -9,7 +9,7 @@ from over_ranks import check, checksum, near, words
 from parallel_runs import DATA, KEYS, metrics, MODEL, run, text, train, work
 
 
-def answers():
+def test_answers():
     """--loss-on answers: the mean over the tokens of answers, the same in every layout."""
     questions = [{"prompt": f"{i} is", "answer": " odd" if i % 2 else " even"} for i in range(150)]
     with open(f"{work}/asked.jsonl", "w") as file:
@@ -56,7 +56,7 @@ def answers():
         check(got and all(map(near, got, one)), f"answers over {ranks}, {options}: {got}, wants {one}")
 
 
-def whole_validation_set():
+def test_whole_validation_set():
     """129 sequences, in rounds of at most 64 micro-batches per replica: the same mean in any rounds."""
     size = "--sequence 2 --steps 1 --evaluate-every 1 --evaluate-batches 129".split()
     losses = []
@@ -79,7 +79,7 @@ LOSSES = [
 ]
 
 
-def recorded():
+def test_recorded():
     """What the seed and the defaults decide is what it was: weights, the order of two sets over several
     epochs, the recipe; each of them changes the losses. LOSSES: of steps 1, 2, 10, 30 and 60, their norms,
     and three validation losses, in fp64."""
@@ -105,7 +105,7 @@ def recorded():
         check(not near(other, LOSSES, most=1e-8), f"{options} changes nothing: {other}")
 
 
-def largest_micro_batch():
+def test_largest_micro_batch():
     """The largest micro-batch that fits: all of it here."""
     result = run(1, [*DATA, *MODEL, "--micro-batch", "auto", "--steps", "1"])
     check(
@@ -119,7 +119,7 @@ def largest_micro_batch():
     )
 
 
-def resumed_elsewhere():
+def test_resumed_elsewhere():
     """Saved in one layout, resumed in another: the losses of the unbroken run."""
     one = metrics("one")
     save = {"decay-tokens": 576, "warmup-tokens": 5}
@@ -140,7 +140,7 @@ def resumed_elsewhere():
             )
 
 
-def blends():
+def test_blends():
     """A blend of two sets and a growing batch: in a pipeline of two replicas as in one process, and resumed
     in the middle."""
     blend = [
@@ -204,7 +204,7 @@ def blends():
         )
 
 
-def generation():
+def test_generation():
     """The model speaks alike in every layout."""
     speak = ["--resume", f"{work}/one", "--tokenizer", "bytes", "--generate", "ab", "--sample-tokens", "30"]
     said = run(1, speak).stdout
@@ -222,7 +222,7 @@ def generation():
         )
 
 
-def samples_in_training():
+def test_samples_in_training():
     """And while it trains."""
     sampling = "--steps 1 --tokenizer bytes --sample-every 1 --sample-tokens 20 --temperature 0".split()
     said = (

@@ -58,7 +58,7 @@ def compare_with_one(ranks, options, alone):
     shutil.rmtree(f"{work}/{name}_one")
 
 
-def calls():
+def test_calls():
     """What ranks say to each other, call by call."""
     for folder in (build, emulated):
         for ranks in (2, 3, 4):
@@ -73,14 +73,14 @@ def calls():
                 count(int(counts[1]), int(counts[2]))
 
 
-def all_layouts():
+def test_all_layouts():
     """In fp64, to 1e-10."""
     train("one", 1, [])
     for ranks, options in layouts():
         compare_with_one(ranks, options, "one")
 
 
-def bf16_moments():
+def test_bf16_moments():
     """They are rounded by chance that follows from weights and gradients, here cut to fp32: alike in every
     layout."""
     train("one_bf16", 1, ["--moments", "bf16"])
@@ -106,7 +106,7 @@ def whole(name, ranks, options):
         return [[m.get(key) for key in KEYS] for m in metrics(name)], f.read()
 
 
-def pipelines_to_the_bit():
+def test_pipelines_to_the_bit():
     """In fp32; one process writes again what each has saved, so that files compare."""
     single = whole("single32", 1, {})
     for ranks, options in (
@@ -129,7 +129,7 @@ def pipelines_to_the_bit():
         )
 
 
-def emulated_kernels():
+def test_emulated_kernels():
     """Streams run in an order that respects nothing but events. Sums in other orders differ by 1e-7 a term,
     through 4 layers and 6 steps."""
     train("reference32", 1, [], folder=build32)
@@ -158,7 +158,7 @@ def emulated_kernels():
                 )
 
 
-def graphs():
+def test_graphs():
     """A step as a CUDA graph gives the same bits: with growing batches, evaluations, and resumed."""
     graph = [
         "--batch",
@@ -198,7 +198,7 @@ def compare_with_alone(name, what):
         shutil.rmtree(f"{work}/{each}")
 
 
-def ramped_groups():
+def test_ramped_groups():
     """A ramp from 8 to 9 micro-batches, whose default interleave groups differ: planned as it runs."""
     ramp = "--batch 9 --micro-batch 1 --ramp-start 8 --ramp-increment 1 --ramp-tokens 150".split()
     train("alone", 1, ramp)
@@ -206,7 +206,7 @@ def ramped_groups():
     compare_with_alone("ramped", "a ramp, interleaved")
 
 
-def odd_batches():
+def test_odd_batches():
     """Odd numbers of micro-batches, fewer than stages too, and micro-batches of several sequences."""
     for batch, micro, options in (
         (5, 1, {"pipeline-parallel": 4}),

@@ -13,7 +13,7 @@ from parallel_runs import DATA, MODEL, build, run, text, work
 PROGRAM = f"{build}/train_gpt"
 
 
-def bad_input():
+def test_bad_input():
     """Every rank ends, one message names what would work."""
     for ranks, extra, message in (
         (3, "--tensor-parallel 2", "does not divide the 3 ranks"),
@@ -72,7 +72,7 @@ def inside(folder, *words):
     return ["sh", "-c", f"cd {folder} && exec {PROGRAM} {' '.join([*words, *MODEL])}"]
 
 
-def different_ranks():
+def test_different_ranks():
     """Ranks that were started differently."""
     shutil.copy(f"{text}.train.bin", f"{work}/other.bin")
     with open(f"{work}/other.bin", "r+b") as f:
@@ -133,7 +133,7 @@ def different_ranks():
         )
 
 
-def failing_rank():
+def test_failing_rank():
     """One rank's failure ends all, with its message."""
     begin = time.time()
     result = run(4, [*DATA, *MODEL, "--metrics", "/proc/nothing"])
@@ -170,7 +170,7 @@ def signalled(victim, number, options, timeout, hangs):
     return process.returncode, len(ranks), out, errors
 
 
-def killed_rank():
+def test_killed_rank():
     """A killed rank ends the run."""
     end = signalled(1, signal.SIGKILL, [], 20, "a killed rank leaves the others hanging")
     if end:
@@ -178,7 +178,7 @@ def killed_rank():
         check(code != 0 and ranks == 4, f"a killed rank ends the run: {code}")
 
 
-def stopped_rank():
+def test_stopped_rank():
     """A rank that stops answering is named, and where the others wait."""
     end = signalled(
         2, signal.SIGSTOP, ["--comm-timeout", "2"], 30, "a stopped rank leaves the others hanging"
@@ -193,7 +193,7 @@ def stopped_rank():
         )
 
 
-def terminated_rank():
+def test_terminated_rank():
     """SIGTERM to one rank alone: all stop after the same step, and save."""
     save = ["--tensor-parallel", "2", "--save", f"{work}/stopped"]
     end = signalled(3, signal.SIGTERM, save, 20, "SIGTERM to one rank leaves a hang")
@@ -207,7 +207,7 @@ def terminated_rank():
         )
 
 
-def named_by_log():
+def test_named_by_log():
     """On which hosts a launcher takes a run to be lost, from what was printed; two ranks a host, a to d."""
     killed = "srun: error: b: task 2: Killed\n"
     daemon = (
@@ -236,7 +236,7 @@ def named_by_log():
         check(got == found, f"{printed!r} names {got}, not {found}")
 
 
-def launchers():
+def test_launchers():
     """As many ranks as hosts have slots; started again they go on. Slurm's own commands are played here."""
     with open(f"{work}/hosts", "w") as f:
         f.write("# one host\n\nlocalhost slots=4\n")
