@@ -61,7 +61,7 @@ void gemm(const Gemm<Out, Left, Right>&, Stream);
 size_t gemm_workspace();
 void take_gemm_workspace(Stream);
 std::string gemm_library();
-// whether run(true), a GEMM with an epilogue, is faster than run(false), where a kernel follows it
+// whether run(true), with an epilogue, is faster than run(false), with a kernel behind: timed at the start
 bool fuses(const char* what, const Gemm<floatX>& fused_gemm, int N, int C, int OC, Stream,
            const std::function<void(bool)>& run);
 }  // namespace gpu

@@ -233,7 +233,7 @@ public:
 
 // Announces an operation and, unless this is a dry run, computes it. Without works() it counts as one kernel
 // that moves each tensor once. ref() and gpu() stand further down in the layer's file (flash attention's
-// gpu() in fast/flash_dispatch.cuh), and are compiled in layers/compute.cu
+// in fast/: flash_attention.cuh, flash_dispatch.cuh), and are compiled in layers/compute.cu
 template <class Operation>
 void compute(const Operation& o, Stream s, std::source_location where = std::source_location::current()) {
     ActivityScope announced(Operation::name, [&] {

@@ -149,7 +149,7 @@ struct Scratch {
     floatX* wide;      // (N, 4 C / t): gradients of act, up and qkv; qkv of a packed batch
     floatX* scores_gradient = nullptr;  // (B, NH_r, T, T): for materialised attention …
     FlashScratch flash = {};            // … or for flash attention
-    real* columns = nullptr;            // for column sums, and LayerNormBackward
+    real* columns = nullptr;            // column_scratch of all layers: as large as the largest wants
     Fp8Scratch fp8 = {};                // only with --fp8
 };
 

@@ -332,7 +332,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
 
 // ---- losses ----------------------------------------------------------------------------------------------
 
-inline void clear_losses(Model& model) {
+inline void clear_losses(Model& model) {  // those of ignored targets, and of micro-batches not run, stay 0
     long values = (long)model.setup.micro_batches * model.max_outputs();
     if (!model.grid.is_last_stage()) return;
     compute(ClearValues{"losses", model.lm_head.losses, values}, model.stream);
