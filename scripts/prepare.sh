@@ -23,9 +23,11 @@ import shutil, sys, urllib.request
 try:
     with urllib.request.urlopen(sys.argv[1], timeout=60) as there, open(sys.argv[2], "wb") as here:
         shutil.copyfileobj(there, here)
-except OSError as e:
-    sys.exit(f"prepare.sh: {sys.argv[1]}: {e}: without a network, copy the file to "
-             f"{sys.argv[2].removesuffix('.partial')} from elsewhere and run this again")
+except (OSError, ValueError) as e:
+    here = sys.argv[2].removesuffix(".partial")
+    do = "free some space" if getattr(e, "errno", 0) == 28 else \
+        f"without a network, copy the file to {here} from elsewhere"
+    sys.exit(f"prepare.sh: {sys.argv[1]}: {e}: {do} and run this again")
 PYTHON
         mv "$file.partial" "$file"
     fi

@@ -11,12 +11,30 @@ import sys
 import time
 from pathlib import Path
 
+
+
+def read(file):
+    try:
+        return json.loads(file.read_text(errors="replace"))
+    except (OSError, ValueError) as error:
+        sys.exit(f"status.sh: {file}: cannot be read: {error}")
+
+
+def whole(text):
+    """Lines of metrics that are whole: the run may be writing the last one."""
+    for line in text.splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            pass
+
+
 run = Path(sys.argv[1])
 saved = sorted(run.glob("step-*/index.json"))
 if (run / "launch.json").is_file():
-    record = json.loads((run / "launch.json").read_text())
+    record = read(run / "launch.json")
 elif saved:  # no launcher started it: its newest checkpoint knows where the metrics are
-    options = json.loads(saved[-1].read_text())["options"]
+    options = read(saved[-1])["options"]
     record = {"metrics": options.get("metrics"), "attempts": []}
 else:
     inside = sorted({file.parent.parent for file in run.glob("*/step-*/index.json")})
@@ -29,8 +47,7 @@ lines = []
 named = Path(record["metrics"]) if record["metrics"] else None
 found = [file for file in (run.resolve().parent / named, named) if file.is_file()] if named else []
 if found:
-    written = found[0].read_text().splitlines()
-    lines = [json.loads(line) for line in written if line.endswith("}")]
+    lines = list(whole(found[0].read_text(errors="replace")))
 
 
 def held():
@@ -62,7 +79,7 @@ if lines:
     loss = f"{newest['loss']:.4f}" if newest["loss"] is not None else "not finite"
     show("step", f"{newest['step']}, {age:.0f} s ago; loss {loss}, by {found[0]}")
     some = lines[-21:]
-    seconds = sum(line["seconds"] for line in some[1:]) or newest["seconds"]
+    seconds = sum(line["seconds"] for line in some[1:]) or newest["seconds"] or 1e-9
     tokens = some[-1]["tokens"] - some[0]["tokens"] if len(some) > 1 else newest["tokens"]
     over = f"the last {len(some) - 1} steps" if len(some) > 1 else "the first step"
     each = seconds / max(1, len(some) - 1)
@@ -75,6 +92,7 @@ if lines:
 else:
     # it may have been started in another folder
     why = f"there is no {named} here" if named else "the run writes no --metrics"
+    why = f"{found[0]} has no step yet" if found else why
     show("step", f"not known: {why}")
 if saved:
     age = (now - saved[-1].stat().st_mtime) / 60
