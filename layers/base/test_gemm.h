@@ -96,7 +96,8 @@ void gemms_of(Multiply multiply, bool has_all_epilogues) {
         auto with = [&](const char* what, auto change) {
             Gemm<Out> g = plain;
             change(g);
-            if (has_all_epilogues || fits_epilogue(n)) gemm_is_loops(what, g, multiply);
+            bool possible = std::is_same_v<Out, floatX> && fits_epilogue(n);  // in cuBLASLt
+            if (has_all_epilogues || possible) gemm_is_loops(what, g, multiply);
         };
         with("GELU's slope", [&](auto& g) { g.gelu_input = &here; });
         with("bias", [&](auto& g) {
