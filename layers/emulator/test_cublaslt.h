@@ -375,6 +375,10 @@ inline void cublaslt_gemms() {
     };
     gemms_of<floatX>(multiply, false);
     if (sizeof(floatX) == 2) gemms_of<real>(multiply, false);
+    real result = 0;
+    floatX bias{};
+    Gemm<real> mixed = {.out = &result, .a = &bias, .b = &bias, .m = 1, .n = 1, .k = 1, .bias = &bias};
+    if (sizeof(floatX) == 2) refuses("want one type", [&] { multiply(mixed); });
     Gemm<floatX> plain = {.out = nullptr, .a = nullptr, .b = nullptr, .m = 24, .n = 40, .k = 48};
     for (int off : {1, 2}) gemm_is_loops(text("operands %d values further", off), plain, multiply, off);
 }
