@@ -173,9 +173,9 @@ with open(path("association.jsonl"), "w", encoding="utf8") as f:
         )
 trainer = shlex.split(o.run)
 program = next((word for word in trainer if word.endswith("train_gpt")), "./train_gpt")
-asked = ["--task", "requests", "--from", path("association.jsonl"), "--vocabulary", o.vocabulary]
-made = ["--output", path("association.eval"), "--requests", path("association.requests.json")]
-run([os.path.join(os.path.dirname(program), "tasks")], *asked, *made)
+task = ["--task", "requests", "--from", path("association.jsonl"), "--vocabulary", o.vocabulary]
+task += ["--output", path("association.eval"), "--requests", path("association.requests.json")]
+run([os.path.join(os.path.dirname(program), "tasks")], *task)
 run(trainer, *model, "--evaluate", path("association.eval"), "--results", path("association.results.json"))
 # documents come in the order of the evaluation file: the requests' texts say which is which
 requests = json.load(open(path("association.requests.json"), encoding="utf8"))
