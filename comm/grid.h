@@ -16,11 +16,11 @@
 //   stream are sharded over the ranks as well: rank r holds rows [r N / t, (r + 1) N / t); reductions become
 //   reduce-scatters, and rows are gathered before the next GEMM. Then N_r = N / t, otherwise N_r = N.
 //   To add a call: one line, here or in a layer's function, with its label and what each rank holds before
-//   and after (a new kind of collective: .github/CONTRIBUTING.md). Plans
-//   include it where a dry run comes by (layers and update, not schedules: plan/dry_run.h). If a rank omits
-//   the call or passes another count, the stand-in for NCCL names both ranks (bash scripts/test.sh nccl);
-//   over MPI a rank says MPI's reason and its last calls, at once or after --comm-timeout. If plan and run
-//   differ, every run says so (scripts/test_parallel.py).
+//   and after (a new kind of collective: .github/CONTRIBUTING.md). Plans include it where a dry run comes by
+//   (layers and update, not schedules: plan/dry_run.h). If a rank omits the call or passes another count, the
+//   stand-in for NCCL names both ranks (bash scripts/test.sh nccl); over MPI a rank says MPI's reason and its
+//   last calls, at once or after --comm-timeout. If plan and run differ, every run says so
+//   (scripts/test_parallel.py).
 #pragma once
 #include <algorithm>
 #include <string>

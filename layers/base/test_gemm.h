@@ -35,12 +35,12 @@ void gemm_in_loops(const Gemm<Out>& g) {
     }
 }
 
-// multiply(g) computes it; operands that begin `off` values after an aligned address
+// multiply(g) computes it; operands begin `off` and 2 * off values after an aligned address
 template <class Out, class Multiply>
 void gemm_is_loops(const std::string& what, Gemm<Out> g, Multiply multiply, int off = 0) {
     g = with_leading_dimensions(g);
     auto operand = [&](long rows, long ld, long stride, int seed) {
-        return random_values<floatX>(off + rows * ld + (g.batch - 1) * stride, seed);
+        return random_values<floatX>(2 * off + rows * ld + (g.batch - 1) * stride, seed);
     };
     auto a = operand(g.transpose_a ? g.k : g.m, g.lda, g.stride_a, 1);
     auto b = operand(g.transpose_b ? g.n : g.k, g.ldb, g.stride_b, 2);
@@ -52,7 +52,7 @@ void gemm_is_loops(const std::string& what, Gemm<Out> g, Multiply multiply, int 
     for (int way : {0, 1}) {
         Gemm<Out> one = g;
         one.a = a.data() + off;
-        one.b = b.data() + off;
+        one.b = b.data() + 2 * off;
         one.out = outs[way].data();
         if (g.bias) one.bias = bias.data();
         if (g.up) one.up = ups[way].data();

@@ -379,7 +379,8 @@ inline void cublaslt_gemms() {
     floatX bias{};
     Gemm<real> mixed = {.out = &result, .a = &bias, .b = &bias, .m = 1, .n = 1, .k = 1, .bias = &bias};
     if (sizeof(floatX) == 2) refuses("want one type", [&] { multiply(mixed); });
-    Gemm<floatX> plain = {.out = nullptr, .a = nullptr, .b = nullptr, .m = 24, .n = 40, .k = 48};
+    Gemm<floatX> plain = {.out = nullptr, .a = nullptr, .b = nullptr, .m = 24, .n = 40, .k = 48,
+                          .transpose_b = true, .lda = 56, .ldb = 56};
     for (int off : {1, 2}) gemm_is_loops(text("operands %d values further", off), plain, multiply, off);
 }
 

@@ -49,14 +49,14 @@ inline void resolve_plan(Run& run) {
     int world = o.plan == "search" ? o.tensor_parallel * o.pipeline_parallel : o.world_size;
     run.grid = place_in_grid(0, world, o.tensor_parallel, o.pipeline_parallel);
     int chunks = o.pipeline_chunks;  // of the layouts that are searched; one stage has one, and no group
-    std::set<std::string> given = o.given;
+    bool has_group = false;
     if (o.plan == "search" && o.pipeline_parallel == 1) {
         o.pipeline_chunks = 1;
-        o.given.erase("pipeline-group");
+        has_group = o.given.erase("pipeline-group");
     }
     resolve(run, 0);
     o.pipeline_chunks = chunks;
-    o.given.insert(given.begin(), given.end());
+    if (has_group) o.given.insert("pipeline-group");
     Hardware h = choose_hardware(o);
     double taken = most_communicators(run.grid, o.pipeline_chunks > 1) * bytes_of_communicator;
     if (h.gpu.peak > 0) choose_micro_batch(run, h.gpu.memory * 11 / 12 - taken, gpu_target);
