@@ -1,8 +1,9 @@
-// layernorm.cuh   y = (x - mean) * rstd * w + b, over the C values of each row, eps 1e-5; and the residual
-//   addition before it, x = residual + f + bias, f a branch's output without its bias: fused with the layer
-//   norm, or alone where no layer norm follows in this chunk of layers
-//   With tensor parallelism a branch starts as partial sums, and its bias must be added once: here. The
-//   addition's backward is the identity but for the bias, which gets the sum over the rows.
+// layernorm.cuh   y = (x - mean) * rstd * w + b, over the C values of each row, eps 1e-5; and, over several
+//   tensor-parallel ranks, the residual addition before it, x = residual + f + bias: fused with it, or alone
+//   where no layer norm follows in this chunk of layers
+//   f is a branch's output, reduced over the ranks, whose bias and residual are added once: here. On one rank
+//   the branch's last GEMM adds them (linear.cuh). The addition's backward is the identity but for the bias,
+//   which gets the sum over the rows.
 //   x, y, dx, dy, residual, f (N, C)   w, b, bias (C)   their gradients (C) real   stats.mean, .rstd (N) real
 //   kept:  stats (the block keeps x)
 //   backward: adds to dx (the residual's gradient flows there too); sets the others or, with `accumulate`,
@@ -60,33 +61,20 @@ struct ResidualBiasBackward {
     void gpu(Stream) const;
 };
 
+// with a branch f, x = residual + f + bias is written first
 struct LayerNormForward {
     floatX* y;
     NormStats stats;
-    const floatX *x, *w, *b;
+    floatX* x;
+    const floatX *w, *b;
     int N, C;
+    const floatX *residual = nullptr, *f = nullptr, *bias = nullptr;
 
     static constexpr const char* name = "layernorm_forward";
     std::vector<Tensor> tensors() const {
-        return {reads("x", x, N, C), reads("w", w, C), reads("b", b, C), writes("y", y, N, C),
-                writes("mean", stats.mean, N), writes("rstd", stats.rstd, N)};
-    }
-    void ref(Stream) const;
-    void gpu(Stream) const;
-};
-
-// sum = residual + f + bias; y = its layer norm
-struct ResidualLayerNormForward {
-    floatX *sum, *y;
-    NormStats stats;
-    const floatX *residual, *f, *bias, *w, *b;
-    int N, C;
-
-    static constexpr const char* name = "residual_layernorm_forward";
-    std::vector<Tensor> tensors() const {
         return {reads("residual", residual, N, C), reads("f", f, N, C), reads("bias", bias, C),
-                reads("w", w, C), reads("b", b, C), writes("sum", sum, N, C), writes("y", y, N, C),
-                writes("mean", stats.mean, N), writes("rstd", stats.rstd, N)};
+                f ? writes("x", x, N, C) : reads("x", x, N, C), reads("w", w, C), reads("b", b, C),
+                writes("y", y, N, C), writes("mean", stats.mean, N), writes("rstd", stats.rstd, N)};
     }
     void ref(Stream) const;
     void gpu(Stream) const;
@@ -136,7 +124,9 @@ void ResidualBiasBackward::ref(Stream s) const {
     ref::column_sum(dbias, dx, column_scratch, N, C, accumulate, s);
 }
 
-void LayerNormForward::ref(Stream) const {
+void LayerNormForward::ref(Stream s) const {
+    if (f) ResidualForward{.y = x, .residual = residual, .f = f, .bias = bias, .N = N, .C = C}.ref(s);
+
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX* xn = x + (long)n * C;
@@ -155,11 +145,6 @@ void LayerNormForward::ref(Stream) const {
         stats.mean[n] = m;
         stats.rstd[n] = r;
     }
-}
-
-void ResidualLayerNormForward::ref(Stream s) const {
-    ResidualForward{.y = sum, .residual = residual, .f = f, .bias = bias, .N = N, .C = C}.ref(s);
-    LayerNormForward{.y = y, .stats = stats, .x = sum, .w = w, .b = b, .N = N, .C = C}.ref(s);
 }
 
 // with xhat = (x - mean) * rstd and g = dy * w:  dx += rstd * (g - mean(g) - xhat * mean(g * xhat))
@@ -548,24 +533,18 @@ void ResidualBiasBackward::gpu(Stream s) const {
     gpu::column_sum(dbias, column_scratch, sums, groups, C, accumulate, s);
 }
 
-void ResidualLayerNormForward::gpu(Stream s) const {
+void LayerNormForward::gpu(Stream s) const {
     if (!gpu::row_warps(C)) {
-        if (f) ResidualForward{.y = sum, .residual = residual, .f = f, .bias = bias, .N = N, .C = C}.gpu(s);
+        if (f) ResidualForward{.y = x, .residual = residual, .f = f, .bias = bias, .N = N, .C = C}.gpu(s);
         LAUNCH(gpu::layernorm_forward_kernel, ceil_div(N, gpu::layernorm_block / 32), gpu::layernorm_block, 0,
-               s, y, stats, sum, w, b, N, C);
+               s, y, stats, x, w, b, N, C);
         return;
     }
     gpu::with_row_warps(C, [&](auto warps, auto vectors) {
         constexpr int W = decltype(warps)::value, V = decltype(vectors)::value, block = gpu::row_threads(W);
         LAUNCH((gpu::layernorm_forward_rows_kernel<W, V>), ceil_div(N, block / (W * 32)), block, 0, s, y,
-               stats, sum, residual, f, bias, w, b, N, C);
+               stats, x, residual, f, bias, w, b, N, C);
     });
-}
-
-// the same kernels, with nothing to add: x is only read
-void LayerNormForward::gpu(Stream s) const {
-    ResidualLayerNormForward{.sum = const_cast<floatX*>(x), .y = y, .stats = stats, .residual = nullptr,
-                             .f = nullptr, .bias = nullptr, .w = w, .b = b, .N = N, .C = C}.gpu(s);
 }
 
 void LayerNormBackward::gpu(Stream s) const {

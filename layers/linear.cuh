@@ -1,5 +1,5 @@
 // linear.cuh   y = x w^T + b: linear layers, alone or with GELU after or before them; GELU
-//   x (N, C)   w (OC, C)   b (OC) or nullptr   y (N, OC)   dw (OC, C), db real
+//   x (N, C)   w (OC, C)   b (OC) or nullptr   y, residual (N, OC)   dw (OC, C), db real
 //   GELU: y = 0.5 * x * (1 + tanh(u)),  u = sqrt(2/pi) * (x + 0.044715 * x^3)
 //   kept:  nothing (the block keeps x, and the input of GELU)
 //   backward: sets dx; sets dw or, with `accumulate`, adds to it in the GEMM itself. db is made where dy is
@@ -15,9 +15,11 @@
 
 // ---- their GEMMs, as they are computed and as works() counts them ----------------------------------------
 
-// y = x w^T
-inline Gemm<floatX> forward_gemm(floatX* y, const floatX* x, const floatX* w, int N, int C, int OC) {
-    return {.out = y, .a = x, .b = w, .m = N, .n = OC, .k = C, .transpose_b = true};
+// y = x w^T, + residual if there is one
+inline Gemm<floatX> forward_gemm(floatX* y, const floatX* x, const floatX* w, int N, int C, int OC,
+                                 const floatX* residual = nullptr) {
+    return {.out = y, .a = x, .b = w, .m = N, .n = OC, .k = C, .transpose_b = true,
+            .beta = real(residual != nullptr), .c = residual};
 }
 
 // dx = dy w
@@ -46,12 +48,14 @@ struct LinearForward {
     floatX* y;
     const floatX *x, *w, *b;
     int N, C, OC;
+    const floatX* residual = nullptr;  // added in the GEMM, before y is rounded
 
     static constexpr const char* name = "linear_forward";
     std::vector<Tensor> tensors() const {
-        return {reads("x", x, N, C), reads("w", w, OC, C), reads("b", b, OC), writes("y", y, N, OC)};
+        return {reads("x", x, N, C), reads("w", w, OC, C), reads("b", b, OC),
+                reads("residual", residual, N, OC), writes("y", y, N, OC)};
     }
-    std::vector<Work> works() const { return {work_of(forward_gemm(y, x, w, N, C, OC))}; }
+    std::vector<Work> works() const { return {work_of(forward_gemm(y, x, w, N, C, OC, residual))}; }
     void ref(Stream) const;
     void gpu(Stream) const;
 };
@@ -151,9 +155,9 @@ inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* sums, int
 }  // namespace ref
 
 void LinearForward::ref(Stream s) const {
-    Gemm<floatX> fused_gemm = forward_gemm(y, x, w, N, C, OC);
-    fused_gemm.bias = b;
-    ref::gemm(fused_gemm, s);
+    Gemm<floatX> g = forward_gemm(y, x, w, N, C, OC, residual);
+    g.bias = b;
+    ref::gemm(g, s);
 }
 
 void LinearGeluForward::ref(Stream s) const {
@@ -236,7 +240,7 @@ __global__ void add_bias_kernel(floatX* y, const floatX* b, long N, int OC) {
 
 // with the bias in the GEMM's epilogue where that is possible
 void LinearForward::gpu(Stream s) const {
-    Gemm<floatX> g = forward_gemm(y, x, w, N, C, OC);
+    Gemm<floatX> g = forward_gemm(y, x, w, N, C, OC, residual);
     bool fused = b && fits_epilogue(OC);
     if (fused) g.bias = b;
     gpu::gemm(g, s);

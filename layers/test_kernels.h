@@ -134,10 +134,10 @@ void kernels_layernorm() {
         rstd.compare("layernorm rstd" + size, sums_tolerance);
 
         X made(N * C), f(random_values<floatX>(N * C, 8)), bias(random_values<floatX>(C, 9));
-        ResidualLayerNormForward{made.ref(), y.ref(), {mean.ref(), rstd.ref()}, x.ref(), f.ref(), bias.ref(),
-                                 w.ref(), b.ref(), N, C}.ref(nullptr);
-        ResidualLayerNormForward{made.device, y.device, {mean.device, rstd.device}, x.device, f.device,
-                                 bias.device, w.device, b.device, N, C}.gpu(nullptr);
+        LayerNormForward{y.ref(), {mean.ref(), rstd.ref()}, made.ref(), w.ref(), b.ref(), N, C, x.ref(),
+                         f.ref(), bias.ref()}.ref(nullptr);
+        LayerNormForward{y.device, {mean.device, rstd.device}, made.device, w.device, b.device, N, C,
+                         x.device, f.device, bias.device}.gpu(nullptr);
         made.compare("layernorm's residual" + size, rounding);
         y.compare("layernorm of it" + size, 2 * rounding);
 
@@ -203,6 +203,10 @@ void kernels_matmul() {
         LinearForward{plain.ref(), x.ref(), w.ref(), nullptr, N, C, OC}.ref(nullptr);
         LinearForward{plain.device, x.device, w.device, nullptr, N, C, OC}.gpu(nullptr);
         plain.compare("matmul y without bias" + size, rounding);
+        X residual(random_values<floatX>(N * OC, 6));
+        LinearForward{y.ref(), x.ref(), w.ref(), b.ref(), N, C, OC, residual.ref()}.ref(nullptr);
+        LinearForward{y.device, x.device, w.device, b.device, N, C, OC, residual.device}.gpu(nullptr);
+        y.compare("matmul y on a residual" + size, rounding);
         for (bool add : {false, true}) {
             LinearBackward{dx.ref(), dw.ref(), dy.ref(), x.ref(), w.ref(), N, C, OC, add}.ref(nullptr);
             LinearBackward{dx.device, dw.device, dy.device, x.device, w.device, N, C, OC, add}.gpu(nullptr);

@@ -143,8 +143,6 @@ def works_of(m, kernels, operations):
     backward_norm = f"layernorm_backward_rows_kernel<{warps},{vectors},true>"
     return [
         of("layernorm_forward", norm, N / groups, threads),
-        of("residual_layernorm_forward", norm, N / groups, threads),
-        of("residual_forward", "residual_forward_kernel", N * C / 2048, 256),
         attention,
         Work(f"flash_delta_kernel<{HS}>", attention.launches, 2 * rows, N * NH * lanes / 128, 128),
         attention_backward,

@@ -1,6 +1,6 @@
 // gemm.h   one description of every GEMM; ref::gemm uses the host's BLAS, gpu::gemm cuBLASLt or, in
 //   emulation, its stand-in (cublaslt_on_cpu.h)
-//   out (m, n) = alpha * op(a) (m, k) * op(b) (k, n) + beta * out        all row-major, `ld` elements a row
+//   out (m, n) = alpha * op(a) (m, k) * op(b) (k, n) + beta * c          all row-major, `ld` elements a row
 //   a, b are floatX, or fp8 numbers scaled by *scale_a, *scale_b; out is floatX or real. `batch` GEMMs, whose
 //   operands are `stride` elements apart.
 //   `bias` (n) is added to every row of out; on CUDA only where fits_epilogue allows it. With `up` (m, n) as
@@ -23,6 +23,7 @@ struct Gemm {
     int m, n, k;
     bool transpose_a = false, transpose_b = false;
     real alpha = 1, beta = 0;
+    const Out* c = nullptr;          // as out; nullptr: out itself
     long lda = 0, ldb = 0, ldc = 0;  // 0: packed
     int batch = 1;
     long stride_a = 0, stride_b = 0, stride_out = 0;

@@ -20,8 +20,10 @@ void gemm_in_loops(const Gemm<Out>& g) {
             for (int c = 0; c < g.n; c++) {
                 double sum = 0;
                 for (int k = 0; k < g.k; k++) sum += a_of(r, k) * b_of(k, c);
-                Out& out = g.out[i * g.stride_out + r * g.ldc + c];
-                sum = g.alpha * sum + (g.beta == 0 ? 0 : g.beta * (double)to_real(out));
+                long to = i * g.stride_out + r * g.ldc + c;
+                Out& out = g.out[to];
+                sum *= g.alpha;
+                if (g.beta != 0) sum += g.beta * (double)to_real(g.c ? g.c[to] : out);
                 if (g.bias) sum += to_real(g.bias[c]);
                 long at = (long)r * g.n + c;
                 if (g.gelu_input) sum *= ref::gelu_slope(to_real(g.gelu_input[at]));
@@ -45,7 +47,8 @@ void gemm_is_loops(const std::string& what, Gemm<Out> g, Multiply multiply, int 
     auto a = operand(g.transpose_a ? g.k : g.m, g.lda, g.stride_a, 1);
     auto b = operand(g.transpose_b ? g.n : g.k, g.ldb, g.stride_b, 2);
     auto bias = operand(1, g.n, 0, 3), before = operand(g.m, g.n, 0, 4);
-    auto old = random_values<Out>(g.m * g.ldc + (g.batch - 1) * g.stride_out, 5);
+    long results = g.m * g.ldc + (g.batch - 1) * g.stride_out;
+    auto old = random_values<Out>(results, 5), elsewhere = random_values<Out>(results, 6);
     std::vector<Out> outs[2] = {old, old};
     std::vector<floatX> ups[2] = {before, before};
 
@@ -54,6 +57,7 @@ void gemm_is_loops(const std::string& what, Gemm<Out> g, Multiply multiply, int 
         one.a = a.data() + off;
         one.b = b.data() + 2 * off;
         one.out = outs[way].data();
+        if (g.c) one.c = elsewhere.data();
         if (g.bias) one.bias = bias.data();
         if (g.up) one.up = ups[way].data();
         if (g.gelu_input) one.gelu_input = before.data();
@@ -71,6 +75,7 @@ void gemm_is_loops(const std::string& what, Gemm<Out> g, Multiply multiply, int 
 template <class Out, class Multiply>
 void gemms_of(Multiply multiply, bool has_all_epilogues) {
     floatX here{};  // stands for an operand that gemm_is_loops makes
+    Out there{};
     for (auto [m, n, k] : {std::array{1, 1, 1}, {3, 5, 7}, {33, 17, 300}, {64, 128, 96}}) {
         const Gemm<Out> plain = {.out = nullptr, .a = nullptr, .b = nullptr, .m = m, .n = n, .k = k};
 
@@ -85,6 +90,8 @@ void gemms_of(Multiply multiply, bool has_all_epilogues) {
                 gemm_is_loops(which + ", added", g, multiply);
                 g.alpha = real(0.125);
                 gemm_is_loops(which + ", scaled and added", g, multiply);
+                g.c = &there;
+                gemm_is_loops(which + ", scaled, added to other values", g, multiply);
                 g.lda = g.ldb = 310;
                 g.ldc = 131;
                 g.batch = 3;
@@ -102,6 +109,12 @@ void gemms_of(Multiply multiply, bool has_all_epilogues) {
         with("GELU's slope", [&](auto& g) { g.gelu_input = &here; });
         with("bias", [&](auto& g) {
             g.transpose_b = true;
+            g.bias = &here;
+        });
+        with("bias, added to other values", [&](auto& g) {
+            g.transpose_b = true;
+            g.beta = 1;
+            g.c = &there;
             g.bias = &here;
         });
         with("GELU", [&](auto& g) {

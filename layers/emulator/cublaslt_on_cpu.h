@@ -225,6 +225,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
         return (const char*)x < end(D, p.C) && (const char*)D < end(x, l);
     };
     if (overlaps(A, p.A) || overlaps(B, p.B)) return emulated::forbidden("D lies over A or B");
+    if (C != D && overlaps(C, p.C)) return emulated::forbidden("D lies over a part of C");
 
     if (algo->data[0] == 2) return emulated::refuse(CUBLAS_STATUS_NOT_SUPPORTED, "this algorithm refuses");
 

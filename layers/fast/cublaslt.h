@@ -55,6 +55,7 @@ struct MatmulDescriptor {
         uint32_t bits =
             address_bits(g.a, g.stride_a) | address_bits(g.b, g.stride_b) | address_bits(g.out, g.stride_out);
         bits |= address_bits(g.bias, 0) | address_bits(g.up, 0) | address_bits(g.gelu_input, 0);
+        bits |= address_bits(g.c, g.stride_out);
         align = bits & -bits;  // the coarsest alignment that all of them have: heads may start anywhere
 
         if (g.scale_a) {
@@ -123,19 +124,19 @@ struct Cublas {
     template <class Out, class Left, class Right>
     cublasStatus_t multiply(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d,
                             const cublasLtMatmulAlgo_t& algo, Stream s) {
-        return cublasLtMatmul(handle, d.gemm, &g.alpha, g.b, d.A, g.a, d.B, &g.beta, g.out, d.C, g.out,
-                              d.C, &algo, workspace(s), cublas_workspace, s);
+        return cublasLtMatmul(handle, d.gemm, &g.alpha, g.b, d.A, g.a, d.B, &g.beta, g.c ? g.c : g.out, d.C,
+                              g.out, d.C, &algo, workspace(s), cublas_workspace, s);
     }
 };
 
 // ---- choices, made by timing before the first step, which looks them up ----------------------------------
 
-// types, epilogue, and whether it adds to what is there
+// types, epilogue, and whether it adds to what is there, or elsewhere
 template <class Out, class Left, class Right>
 int kind_of(const Gemm<Out, Left, Right>& g) {
     return (int)sizeof(Out) * 8 + 4 * (g.gelu_input != nullptr) + 2 * (g.up != nullptr) +
         (g.bias != nullptr) + 128 * (g.beta != 0) + 256 * (sizeof(Left) == 1) +
-        512 * (cuda_type<Left>() == CUDA_R_8F_E5M2);
+        512 * (cuda_type<Left>() == CUDA_R_8F_E5M2) + 1024 * (g.c != nullptr);
 }
 
 template <class Out, class Left, class Right>

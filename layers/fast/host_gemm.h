@@ -95,12 +95,14 @@ void multiply(const Gemm<Out, Left, Right>& g, real* out, long ldc, real beta) {
 template <class Out, class Left, class Right>
 void gemm_of_batch(const Gemm<Out, Left, Right>& g) {
     if constexpr (std::is_same_v<Out, real>) {
+        #pragma omp parallel for
+        for (long r = 0; r < (g.c ? g.m : 0); r++) std::copy_n(g.c + r * g.ldc, g.n, g.out + r * g.ldc);
         multiply(g, g.out, g.ldc, g.beta);
         if (!g.bias && !g.gelu_input) return;
         #pragma omp parallel for
         for (long r = 0; r < g.m; r++) finish_row(g, r, g.out + r * g.ldc);
     } else {
-        bool is_rounded = !g.gelu_input && (!g.bias || (g.alpha == 1 && g.beta == 0)) &&
+        bool is_rounded = !g.gelu_input && !g.c && (!g.bias || (g.alpha == 1 && g.beta == 0)) &&
             try_bf16(g, g.up ? g.up : g.out, g.up ? g.n : g.ldc, g.beta, g.bias);
         if (is_rounded) {
             long rows = g.up ? g.m : 0;
@@ -113,10 +115,11 @@ void gemm_of_batch(const Gemm<Out, Left, Right>& g) {
         if (unrounded.size() < (size_t)g.m * g.n) unrounded.resize((size_t)g.m * g.n);
         real* wide = unrounded.data();
         multiply(g, wide, g.n, 0);
+        const Out* base = g.c ? g.c : g.out;
         #pragma omp parallel for
         for (long r = 0; r < g.m; r++) {
             real* x = wide + r * g.n;
-            for (long c = 0; g.beta != 0 && c < g.n; c++) x[c] += g.beta * real(g.out[r * g.ldc + c]);
+            for (long c = 0; g.beta != 0 && c < g.n; c++) x[c] += g.beta * real(base[r * g.ldc + c]);
             finish_row(g, r, x);
         }
     }
@@ -131,6 +134,7 @@ void gemm(const Gemm<Out, Left, Right>& given, Stream) {
         g.a += g.stride_a;
         g.b += g.stride_b;
         g.out += g.stride_out;
+        if (g.c) g.c += g.stride_out;
     }
 }
 

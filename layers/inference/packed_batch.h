@@ -140,7 +140,6 @@ inline void packed_layers(Model& model, const MicroBatch& mb, const LayerContext
     const PackedSegments& packed = *mb.kept.packed;
     layers_forward(model, mb, ctx, packed.positions, [&](const BlockActivations& a, const floatX* const* w) {
         packed_attention(a, packed, w, ctx, mb.batch);
-        return after_attention_forward(a, w, ctx, mb.batch, true);
     });
 }
 

@@ -2,7 +2,7 @@
 //   mid = x + attention(layernorm(x))      y = mid + mlp(layernorm(mid))
 //   With t tensor-parallel ranks (Megatron-LM) each has NH_r = NH / t heads and 4 C / t channels of the MLP.
 //   The GEMMs into a branch (qkv, up) are column-parallel and need no reduction in forward; those out of it
-//   (out, down) are row-parallel: their partial sums are reduced, and then the bias is added, once.
+//   (out, down) are row-parallel: their partial sums are reduced; bias and residual are then added, once.
 //   comm/grid.h says which rows a rank holds.
 //   x, y, mid (N_r, C): this rank's share of the N = B * T rows; sequence 0 comes first
 //   kept:  the tensors in BlockActivations
@@ -18,12 +18,12 @@
 #include "activations.h"
 #include "params.h"
 
-// 1. layer norm: called for a chunk's first block, and when backward recomputes a block; elsewhere the
-// preceding block's add_branch_and_norm() has already computed it
-inline void ln1_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
-                        BatchShape batch) {
-    compute(LayerNormForward{.y = a.ln1, .stats = a.ln1_stats, .x = a.x, .w = w[LN1_W], .b = w[LN1_B],
-                             .N = ctx.tp.rows(batch.rows()), .C = ctx.shape.C}, ctx.stream);
+// 1. layer norm: computed for a chunk's first block, and when backward recomputes a block; elsewhere it ends
+// the preceding block's branch
+inline LayerNormForward ln1_of(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
+                               BatchShape batch) {
+    return {.y = a.ln1, .stats = a.ln1_stats, .x = a.x, .w = w[LN1_W], .b = w[LN1_B],
+            .N = ctx.tp.rows(batch.rows()), .C = ctx.shape.C};
 }
 
 // --fp8: in a pass's first micro-batch (forward, stage.h), rounds the weight matrices to the 8-bit
@@ -45,15 +45,10 @@ void compute_linear(const Layer& layer, const Fp8Inputs& fp8, const LayerContext
     else compute(layer, ctx.stream, where);
 }
 
-// Steps 4 to 8: from a.o to the output of the MLP branch (N_r, C), without its bias. Apart, as packed batches
-// (inference/packed_batch.h) have their own steps 2 and 3. If not wants_output: computes only what backward
-// reads, and returns nullptr
-inline const floatX* after_attention_forward(const BlockActivations& a, const floatX* const* w,
-                                             const LayerContext& ctx, BatchShape batch, bool wants_output);
-
-// Steps 2 to 8, from a.ln1 on. w[BlockTensor]: this rank's shards of the block's parameters
-inline const floatX* block_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
-                                   BatchShape batch, bool wants_output) {
+// Steps 2 and 3, from a.ln1 to a.o. w[BlockTensor]: this rank's shards of the block's parameters. For packed
+// batches: packed_attention(), inference/packed_batch.h
+inline void block_attention(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
+                            BatchShape batch) {
     Stream s = ctx.stream;
     int N = batch.rows(), C = ctx.shape.C, t = ctx.tp.group.size;
 
@@ -66,47 +61,56 @@ inline const floatX* block_forward(const BlockActivations& a, const floatX* cons
     AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
     if (a.lse) compute(FlashForward{.o = a.o, .lse = a.lse, .qkv = a.qkv, .a = heads}, s);
     else compute(AttentionForward{.o = a.o, .p = a.probabilities, .qkv = a.qkv, .a = heads}, s);
-    return after_attention_forward(a, w, ctx, batch, wants_output);
 }
 
-inline const floatX* after_attention_forward(const BlockActivations& a, const floatX* const* w,
-                                             const LayerContext& ctx, BatchShape batch, bool wants_output) {
-    const Scratch& scratch = ctx.scratch;
-    Stream s = ctx.stream;
-    int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
+// The end of a branch: layer.y = layer.residual + x w^T + b, summed over t, and its norm if there is one
+// (norm.y). On one rank the GEMM adds all; over t, residual and bias are added once, to the reduced sums, in
+// one kernel with the norm
+inline void end_branch(LinearForward layer, const Fp8Inputs& fp8, LayerNormForward norm, const char* label,
+                       const LayerContext& ctx,
+                       std::source_location where = std::source_location::current()) {
+    if (ctx.tp.group.size == 1) {
+        compute_linear(layer, fp8, ctx, where);
+        if (norm.y) compute(norm, ctx.stream, where);
+        return;
+    }
+
+    ResidualForward sum = {.y = layer.y, .residual = layer.residual, .f = nullptr, .bias = layer.b,
+                           .N = ctx.tp.rows(layer.N), .C = layer.OC};
+    layer.y = ctx.scratch.partial;
+    layer.b = layer.residual = nullptr;
+    compute_linear(layer, fp8, ctx, where);
+    sum.f = reduce_rows(ctx.tp, ctx.scratch.reduced, layer.y, layer.N, layer.OC, label, ctx.stream);
+    if (!norm.y) return compute(sum, ctx.stream, where);
+    norm.residual = sum.residual;
+    norm.f = sum.f;
+    norm.bias = sum.bias;
+    compute(norm, ctx.stream, where);
+}
+
+// Steps 4 to 7: with steps 2 and 3 all that backward reads
+inline void after_attention_forward(const BlockActivations& a, const floatX* const* w,
+                                    const LayerContext& ctx, BatchShape batch) {
+    int N = batch.rows(), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
 
     // 4. output projection, added to the residual stream, and 5. layer norm
-    compute_linear(LinearForward{.y = scratch.partial, .x = a.o, .w = w[OUT_W], .b = nullptr, .N = N,
-                                 .C = C_r, .OC = C}, a.out_fp8, ctx);
-    const floatX* branch =
-        reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of attention", s);
-    compute(ResidualLayerNormForward{.sum = a.mid, .y = a.ln2, .stats = a.ln2_stats, .residual = a.x,
-                                     .f = branch, .bias = w[OUT_B], .w = w[LN2_W], .b = w[LN2_B], .N = N_r,
-                                     .C = C}, s);
+    LayerNormForward ln2 = {.y = a.ln2, .stats = a.ln2_stats, .x = a.mid, .w = w[LN2_W], .b = w[LN2_B],
+                            .N = ctx.tp.rows(N), .C = C};
+    end_branch({.y = a.mid, .x = a.o, .w = w[OUT_W], .b = w[OUT_B], .N = N, .C = C_r, .OC = C,
+                .residual = a.x}, a.out_fp8, ln2, "sum of attention", ctx);
 
     // 6. up to this rank's share of 4C, and 7. GELU
-    const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, a.ln2, N, C, "rows for up", s);
+    const floatX* rows = gather_rows(ctx.tp, ctx.scratch.all_rows, a.ln2, N, C, "rows for up", ctx.stream);
     compute_linear(LinearGeluForward{.y = a.act, .up = a.up, .x = rows, .w = w[UP_W], .b = w[UP_B], .N = N,
                                      .C = C, .OC = 4 * C_r}, a.up_fp8, ctx);
-    if (!wants_output) return nullptr;
-
-    // 8. down to C
-    compute_linear(LinearForward{.y = scratch.partial, .x = a.act, .w = w[DOWN_W], .b = nullptr, .N = N,
-                                 .C = 4 * C_r, .OC = C}, a.down_fp8, ctx);
-    return reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of mlp", s);
 }
 
-// After block_forward: y = a.mid + branch + bias; fused with step 1 of the next block, if the chunk has one
-inline void add_branch_and_norm(floatX* y, const BlockActivations& a, const floatX* branch,
-                                const floatX* bias, const BlockActivations* next,
-                                const floatX* const* next_w, const LayerContext& ctx, BatchShape batch) {
-    int N_r = ctx.tp.rows(batch.rows()), C = ctx.shape.C;
-    if (!next)
-        return compute(ResidualForward{.y = y, .residual = a.mid, .f = branch, .bias = bias, .N = N_r,
-                                       .C = C}, ctx.stream);
-    compute(ResidualLayerNormForward{.sum = y, .y = next->ln1, .stats = next->ln1_stats, .residual = a.mid,
-                                     .f = branch, .bias = bias, .w = next_w[LN1_W], .b = next_w[LN1_B],
-                                     .N = N_r, .C = C}, ctx.stream);
+// 8. down to C: y (N_r, C), the block's output; and of the next block, if the chunk has one, 1. layer norm
+inline void down_forward(floatX* y, const LayerNormForward& next_ln1, const BlockActivations& a,
+                         const floatX* const* w, const LayerContext& ctx, BatchShape batch) {
+    int C = ctx.shape.C, C_r = C / ctx.tp.group.size;
+    end_branch({.y = y, .x = a.act, .w = w[DOWN_W], .b = w[DOWN_B], .N = batch.rows(), .C = 4 * C_r, .OC = C,
+                .residual = a.mid}, a.down_fp8, next_ln1, "sum of mlp", ctx);
 }
 
 // x (N_r, C) of all tensor-parallel ranks, a linear layer's input, for its backward; with --fp8 nullptr, as
@@ -180,7 +184,7 @@ inline void block_backward(floatX* dx, real* const* g, real* added_bias, const B
                                   .p = a.probabilities, .qkv = a.qkv, .a = heads, .bias = bias}, s);
 
     // 2.
-    if (recomputes) ln1_forward(a, w, ctx, batch);
+    if (recomputes) compute(ln1_of(a, w, ctx, batch), s);
     compute_linear(LinearBackward{.dx = scratch.partial, .dw = g[QKV_W], .dy = d_qkv,
                                   .x = gathered_input(ctx, a.ln1, N, "rows for qkv, again"), .w = w[QKV_W],
                                   .N = N, .C = C, .OC = 3 * C_r, .accumulate = ctx.accumulate},

@@ -187,12 +187,11 @@ inline void await_lm_head(Model& model) {
     model.await_parameter(model.table.list[model.table.lnf]);
 }
 
-// The chunk's input, or in the first chunk the tokens -> kept.y. block(a, w): steps 2 to 8 of a block, whose
-// parameters have come: block_forward or, for packed batches, packed_batch.h's own. positions: of the tokens;
-// nullptr: 0 to T - 1 in each sequence
-template <class Block>
+// The chunk's input, or in the first chunk the tokens -> kept.y. attention(a, w): steps 2 and 3 of a block,
+// whose parameters have come. positions: of the tokens; nullptr: 0 to T - 1 in each sequence
+template <class Attention>
 void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx, const int* positions,
-                    Block block) {
+                    Attention attention) {
     int n = model.chunk_layers();
     floatX* x = mb.input.x;
 
@@ -214,17 +213,17 @@ void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx,
         if (l == 0) {
             a.x = x;
             await_block(0);
-            ln1_forward(a, w, ctx, mb.batch);
+            compute(ln1_of(a, w, ctx, mb.batch), ctx.stream);
         }
 
-        const floatX* branch = block(a, w);
-        if (!next) {
-            add_branch_and_norm(mb.kept.y.x, a, branch, w[DOWN_B], nullptr, nullptr, ctx, mb.batch);
-            continue;
+        attention(a, w);
+        after_attention_forward(a, w, ctx, mb.batch);
+        LayerNormForward next_ln1 = {};  // none
+        if (next) {
+            await_block(l + 1);
+            next_ln1 = ln1_of(*next, model.block_weights[mb.chunk * n + l + 1].data(), ctx, mb.batch);
         }
-        await_block(l + 1);
-        const floatX* const* next_w = model.block_weights[mb.chunk * n + l + 1].data();
-        add_branch_and_norm(next->x, a, branch, w[DOWN_B], next, next_w, ctx, mb.batch);
+        down_forward(next ? next->x : mb.kept.y.x, next_ln1, a, w, ctx, mb.batch);
     }
     current_place.layer = -1;
 }
@@ -235,7 +234,7 @@ inline void forward(Model& model, const MicroBatch& mb, real dloss) {
     LayerContext ctx = model.context();
     layers_forward(model, mb, ctx, nullptr, [&](const BlockActivations& a, const floatX* const* w) {
         if (ctx.fp8 && mb.index == 0) round_weights(w, ctx);
-        return block_forward(a, w, ctx, mb.batch, true);
+        block_attention(a, w, ctx, mb.batch);
     });
 
     bool in_backward = dloss != 0 && model.setup.loss_in_backward;
@@ -305,8 +304,9 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
         const floatX* const* w = model.block_weights[layer].data();
 
         if (model.setup.recompute == Recompute::Full) {
-            ln1_forward(a, w, ctx, mb.batch);
-            block_forward(a, w, ctx, mb.batch, false);
+            compute(ln1_of(a, w, ctx, mb.batch), ctx.stream);
+            block_attention(a, w, ctx, mb.batch);
+            after_attention_forward(a, w, ctx, mb.batch);
         }
 
         real* added_bias = l > 0 ? gradients[l - 1][DOWN_B] : nullptr;

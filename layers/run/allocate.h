@@ -8,9 +8,9 @@
 //   list in plan/invariants.h as well: what is not there is not watched. The optimizer's: place(Optimizer).
 //   To add an activation to a block: a pointer in BlockActivations, above `shares`, and a line in place(),
 //   which both measures and places it, or in place_shareable(), if light recomputation shall recompute it and
-//   backward with --fp8 does not read it; it is computed before block.h's after_attention_forward() returns
-//   without an output. A tensor that is not placed fails ./test_gpt training; one that blocks share by
-//   mistake fails scripts/test_parallel.py or, with --fp8, ./test_gpt training.
+//   backward with --fp8 does not read it; it is computed before block.h's down_forward(). A tensor that is
+//   not placed fails ./test_gpt training; one that blocks share by mistake fails scripts/test_parallel.py
+//   or, with --fp8, ./test_gpt training.
 #pragma once
 #include "../base/arena.h"
 #include "../model/optimizer.h"

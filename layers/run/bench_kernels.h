@@ -107,18 +107,22 @@ private:
     // ---- kernels -----------------------------------------------------------------------------------------
 
     void gemms() {
-        struct { const char* name; int m, n, k; } all[] = {
+        struct { const char* name; int m, n, k; bool adds = false; } all[] = {
             {"GEMM, square", small ? 128 : 8192, small ? 128 : 8192, small ? 128 : 8192},
             {"GEMM qkv", N, 3 * C, C},
             {"GEMM out", N, C, C},
             {"GEMM up", N, 4 * C, C},
-            {"GEMM down", N, C, 4 * C}};
+            {"GEMM down", N, C, 4 * C},
+            {"GEMM out, on the residual", N, C, C, true},
+            {"GEMM down, on the residual", N, C, 4 * C, true}};
         long largest = 1;
         for (auto& p : all) largest = std::max({largest, (long)p.m * p.n, (long)p.m * p.k, (long)p.n * p.k});
         floatX *out = xs(largest), *left = xs(largest), *right = xs(largest);
         for (auto& p : all)
-            measure(p.name, 0, 2.0 * p.m * p.n * p.k,
-                    [&] { LinearForward{out, left, right, nullptr, p.m, p.k, p.n}.gpu(nullptr); });
+            measure(p.name, 0, 2.0 * p.m * p.n * p.k, [&] {
+                LinearForward{out, left, right, p.adds ? bias : nullptr, p.m, p.k, p.n,
+                              p.adds ? o : nullptr}.gpu(nullptr);
+            });
     }
 
     // one value in, one out, and sums over rows and columns
@@ -132,7 +136,7 @@ private:
         measure("layer norm", 2 * A, 0,
                 [&] { LayerNormForward{o, stats, a, w, bias, N, C}.gpu(nullptr); });
         measure("residual and layer norm", 4 * A, 0, [&] {
-            ResidualLayerNormForward{b, o, stats, a, c, bias, w, bias, N, C}.gpu(nullptr);
+            LayerNormForward{o, stats, b, w, bias, N, C, a, c, bias}.gpu(nullptr);
         });
         measure("layer norm backward", 4 * A, 0, [&] {
             LayerNormBackward{o, dw, db, db + C, a, b, w, stats, scratch, N, C, true}.gpu(nullptr);
@@ -222,7 +226,7 @@ private:
         if (device_has_fp8())
             measure("up in fp8, rounding of x included", 0, 2.0 * N * 4 * C * C, [&] {
                 fp8::round_input(o, kept, f, N, C, nullptr);
-                fp8::matmul_forward(b, w, bias, kept, f, N, C, 4 * C, nullptr);
+                fp8::matmul_forward(b, w, bias, nullptr, kept, f, N, C, 4 * C, nullptr);
             });
     }
 

@@ -6,6 +6,7 @@ this table.
 
 import re
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -31,12 +32,14 @@ OPERATIONS = {
     "layernorm_forward": (
         "Layer norm",
         r"y = \frac{x - \mu}{\sigma} \cdot w + b",
-        "Over the C values of each token: mean 0, variance 1, then a learnt scale and shift.",
+        "Over the C values of each token: mean 0, variance 1, then a learnt scale and shift. Over several"
+        " tensor-parallel ranks the branch before it is added in the same pass: x = residual + f + bias.",
     ),
     "linear_forward": (
         "Linear layer",
         r"y_{no} = \sum_c x_{nc}\, w_{oc} + b_o",
-        "A matrix product: each output channel weighs all input channels. Most of a model's FLOPs are these.",
+        "A matrix product: each output channel weighs all input channels. Most of a model's FLOPs are these."
+        " The layer that ends a branch adds its result to the residual stream.",
     ),
     "linear_gelu_forward": (
         "Linear layer and GELU",
@@ -54,12 +57,6 @@ OPERATIONS = {
         "Flash attention",
         r"o = \mathrm{softmax}\!\left(\frac{q k^T}{\sqrt{HS}}\right) v",
         "The same result without ever holding p: tiles of keys pass by, and sums are rescaled on the way.",
-    ),
-    "residual_layernorm_forward": (
-        "Residual and the next layer norm",
-        r"x' = x + f + b, \quad y = \mathrm{LN}(x')",
-        "The branch is added to the residual stream, and the next branch's norm is taken while the row is at"
-        " hand.",
     ),
     "residual_forward": (
         "Residual",
@@ -160,37 +157,35 @@ CALLS = {
     "receive": "Values of the stage before arrive.",
 }
 
-# a block's numbered steps (layers/model/block.h): those that an operation's first call in a block's forward
-# or backward does, its second, and so on. NEXT: 1 of the next block, whose norm is taken in the same pass
-NEXT = 1 + 8
-BLOCK_STEPS = {
-    "layernorm_forward": [(1,)],
-    "linear_forward": [(2,), (4,), (8,)],
-    "attention_forward": [(3,)],
-    "flash_attention_forward": [(3,)],
-    "residual_layernorm_forward": [(4, 5), (8, NEXT)],
-    "linear_gelu_forward": [(6, 7)],
-    "residual_forward": [(8,)],
-    "linear_of_gelu_backward": [(8, 7)],
-    "linear_backward": [(6,), (4,), (2,)],
-    "layernorm_backward": [(5,), (1,)],
-    "attention_backward": [(3,)],
-    "flash_attention_backward": [(3,)],
-}
+
+@lru_cache(maxsize=None)
+def numbers_above(file, line):
+    """The steps that the comment above a line of layers/model/block.h numbers: [(whether of the next block,
+    number) …]. Elsewhere a block's first layer norm is computed: 1."""
+    if not file.endswith("model/block.h"):
+        return [(False, 1)]
+    lines, numbered = (ROOT / file).read_text().splitlines(), r"(next block.* )?\b(\d)\.(?: |$)"
+    at = next((i for i in range(line - 1, 0, -1) if re.match(f" *//.*{numbered}", lines[i])), None)
+    if at is None:
+        return []
+    while lines[at - 1].lstrip().startswith("//"):
+        at -= 1
+    comment = " ".join(takewhile(lambda text: text.startswith("//"), map(str.lstrip, lines[at:])))
+    return [(bool(found[1]), int(found[2])) for found in re.finditer(numbered, comment)]
 
 
 def number_steps(lines):
     """To each line of a block its steps, [[layer, number] …]: forward and backward share them."""
-    times = {}
     for line in lines:
         line["steps"] = []
-        calls = BLOCK_STEPS.get(line["name"]) if "layer" in line else None
-        if calls is None:
+        if "layer" not in line or line["kind"] != "compute":
             continue
-        key = (line["rank"], line["pass"], line.get("micro_batch"), line["layer"], line["name"])
-        count = times[key] = times.get(key, -1) + 1
-        for number in calls[min(count, len(calls) - 1)]:
-            line["steps"].append([line["layer"] + 1, 1] if number == NEXT else [line["layer"], number])
+        numbers = numbers_above(line["file"], line["line"])
+        if line["name"] == "linear_forward":  # the first of two: a layer norm follows
+            numbers = numbers[:1]
+        elif line["name"] == "layernorm_forward":
+            numbers = numbers[-1:]
+        line["steps"] = [[line["layer"] + is_next, number] for is_next, number in numbers]
 
 
 @lru_cache(maxsize=None)
