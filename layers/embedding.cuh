@@ -1,12 +1,13 @@
 // embedding.cuh   x[n] = wte[tokens[n]] + wpe[position of n]
 //   tokens (N) int   wte (v.size, C): the vocabulary's tokens from v.first on; others give 0, so that the sum
-//   over tensor-parallel ranks is complete   wpe (positions, C)   x, dx (N, C)   dwte, dwpe real
-//   x holds rows `offset`, … of a batch: the position of row n is positions[offset + n] or, if positions is
-//   nullptr, (offset + n) % T, as in a batch (B, T).
+//   over tensor-parallel ranks is complete, one of which adds wpe   wpe (positions, C)   x, dx (N, C)
+//   dwte, dwpe real
+//   The position of row n is positions[n] or, if positions is nullptr, n % T, as in a batch (B, T). In
+//   backward dx holds rows `offset`, … of the batch.
 //   kept:  nothing
 //   backward (of whole sequences): adds to dwte; sets dwpe (T, C) or, with `accumulate`, adds to it. The
 //   order of the sums does not depend on threads: the host sorts the rows by token (sorted_rows)
-//   communicates: nothing    cost: x written, then read and written; backward reads dx twice: memory bound
+//   communicates: nothing    cost: x written; backward reads dx twice: memory bound
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -33,34 +34,23 @@ inline void sort_tokens(int* rows, int* starts, const int* tokens, int N, int V)
 
 // ---- the operations --------------------------------------------------------------------------------------
 
-// of wte, only the rows that are looked up are read
+// of wte, only the rows that are looked up are read. wpe nullptr: added by another rank, or there is none
 struct EmbeddingForward {
     floatX* x;
     const int* tokens;
     const floatX* wte;
     int N, C;
     VocabularyShard v;
+    const floatX* wpe = nullptr;
+    const int* positions = nullptr;
+    int T = 1;
 
     static constexpr const char* name = "embedding_forward";
     std::vector<Tensor> tensors() const {
-        return {reads("tokens", tokens, N), reads("wte", wte, v.size, C), writes("x", x, N, C)};
+        return {reads("tokens", tokens, N), reads("wte", wte, v.size, C),
+                reads("wpe", wpe, positions ? N : T, C), writes("x", x, N, C)};
     }
     std::vector<Work> works() const { return {moves(2.0 * N * C)}; }
-    void ref(Stream) const;
-    void gpu(Stream) const;
-};
-
-struct PositionForward {
-    floatX* x;
-    const floatX* wpe;
-    const int* positions;
-    int offset, N, T, C;
-
-    static constexpr const char* name = "position_forward";
-    std::vector<Tensor> tensors() const {
-        return {reads("wpe", wpe, positions ? N : T, C), updates("x", x, N, C)};
-    }
-    std::vector<Work> works() const { return {moves(3.0 * N * C)}; }
     void ref(Stream) const;
     void gpu(Stream) const;
 };
@@ -101,18 +91,11 @@ struct PositionBackward {
 void EmbeddingForward::ref(Stream) const {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
-        long own = tokens[n] - v.first;
+        long own = tokens[n] - v.first, position = positions ? positions[n] : n % T;
+        bool is_own = own >= 0 && own < v.size;
         for (int c = 0; c < C; c++)
-            x[(long)n * C + c] = own >= 0 && own < v.size ? wte[own * C + c] : floatX(0);
-    }
-}
-
-void PositionForward::ref(Stream) const {
-    #pragma omp parallel for
-    for (int n = 0; n < N; n++) {
-        const floatX* position = wpe + (long)(positions ? positions[offset + n] : (offset + n) % T) * C;
-        #pragma omp simd
-        for (int c = 0; c < C; c++) x[(long)n * C + c] = floatX(real(x[(long)n * C + c]) + real(position[c]));
+            x[(long)n * C + c] = floatX((is_own ? real(wte[own * C + c]) : 0) +
+                                        (wpe ? real(wpe[position * C + c]) : 0));
     }
 }
 
@@ -156,27 +139,17 @@ __device__ inline int thread_column(int C) {
 }
 inline int blocks_of_vectors(long N, int C) { return ceil_div(N * ceil_div(C, vec_size), 256); }
 
-__global__ void embedding_forward_kernel(floatX* x, const int* tokens, const floatX* wte, int N, int C,
-                                         VocabularyShard v) {
+__global__ void embedding_forward_kernel(floatX* x, const int* tokens, const floatX* wte, const floatX* wpe,
+                                         const int* positions, int N, int T, int C, VocabularyShard v) {
     long n = thread_row(C);
     int c = thread_column(C);
     if (n >= N) return;
-    int row = tokens[n] - v.first;
-    Vec<floatX> values;
-    for (int k = 0; k < vec_size; k++) values.at[k] = floatX(0);
+    int row = tokens[n] - v.first, position = positions ? positions[n] : (int)n % T;
+    Vec<floatX> values = {}, p = {};
     if (row >= 0 && row < v.size) values = load_row(wte + (long)row * C, c, C);
+    if (wpe) p = load_row(wpe + (long)position * C, c, C);
+    for (int k = 0; k < vec_size; k++) values.at[k] = floatX(real(values.at[k]) + real(p.at[k]));
     store_row(x + n * C, c, C, values);
-}
-
-__global__ void position_forward_kernel(floatX* x, const floatX* wpe, const int* positions, int offset, int N,
-                                        int T, int C) {
-    long n = thread_row(C);
-    int c = thread_column(C);
-    if (n >= N) return;
-    int in_batch = offset + (int)n, position = positions ? positions[in_batch] : in_batch % T;
-    Vec<floatX> v = load_row(x + n * C, c, C), p = load_row(wpe + (long)position * C, c, C);
-    for (int k = 0; k < vec_size; k++) v.at[k] = floatX(real(v.at[k]) + real(p.at[k]));
-    store_row(x + n * C, c, C, v);
 }
 
 // block (32, 8): one run of equal tokens, 32 vectors of columns. Each warp sums every 8th row; then the
@@ -245,12 +218,8 @@ __global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offse
 }  // namespace gpu
 
 void EmbeddingForward::gpu(Stream s) const {
-    LAUNCH(gpu::embedding_forward_kernel, gpu::blocks_of_vectors(N, C), 256, 0, s, x, tokens, wte, N, C, v);
-}
-
-void PositionForward::gpu(Stream s) const {
-    LAUNCH(gpu::position_forward_kernel, gpu::blocks_of_vectors(N, C), 256, 0, s, x, wpe, positions, offset,
-           N, T, C);
+    LAUNCH(gpu::embedding_forward_kernel, gpu::blocks_of_vectors(N, C), 256, 0, s, x, tokens, wte, wpe,
+           positions, N, T, C, v);
 }
 
 void EmbeddingBackward::gpu(Stream s) const {

@@ -170,8 +170,8 @@ void test_gradients() {
         std::vector<int> tokens = {1, 1, 4, 0, 1, 4};
         R dwte(V * C, 0), dwpe(T * C, 0);
         auto forward = [&] {
-            EmbeddingForward{x.data(), tokens.data(), wte.data(), N, C, {V, V, 0}}.ref(nullptr);
-            PositionForward{x.data(), wpe.data(), nullptr, 0, N, T, C}.ref(nullptr);
+            EmbeddingForward{x.data(), tokens.data(), wte.data(), N, C, {V, V, 0}, wpe.data(), nullptr,
+                             T}.ref(nullptr);
             return dot(x, r);
         };
         std::vector<int> rows(N), starts(N + 1);

@@ -152,7 +152,6 @@ def works_of(m, kernels, operations):
         Work("column_sum_kernel<bfloat16>", L, 4 * rows, 0, 256),  # up's bias gradient
         of("cross_entropy", "cross_entropy_kernel", N * Vp / (512 * 8 * 4), 512, dynamic=Vp * 2),
         of("embedding_forward", "embedding_forward_kernel", N * C / 2048, 256),
-        of("position_forward", "position_forward_kernel", 0, 256),
         of("embedding_backward", "embedding_backward_kernel", 0, 128),
         of("position_backward", "position_backward_kernel", 0, 128),
         of("adamw", "adamw_kernel<AdamWState<float,true> >", P / 1024, 256),

@@ -30,13 +30,13 @@ inline int first_row(const TensorParallel& tp, int N_r) {
 inline void embed_forward(floatX* x, const int* tokens, const floatX* wte, const floatX* wpe,
                           const LayerContext& ctx, BatchShape batch, const int* positions = nullptr) {
     Stream s = ctx.stream;
-    int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C;
-    VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
+    int N = batch.rows(), C = ctx.shape.C;
     floatX* partial = ctx.tp.sequence_parallel ? ctx.scratch.partial : x;
-    compute(EmbeddingForward{.x = partial, .tokens = tokens, .wte = wte, .N = N, .C = C, .v = v}, s);
+    compute(EmbeddingForward{.x = partial, .tokens = tokens, .wte = wte, .N = N, .C = C,
+                             .v = vocabulary_shard(ctx.shape, ctx.tp),
+                             .wpe = ctx.tp.group.rank == 0 ? wpe : nullptr, .positions = positions,
+                             .T = batch.T}, s);
     reduce_rows(ctx.tp, x, partial, N, C, "sum of embeddings", s);
-    compute(PositionForward{.x = x, .wpe = wpe, .positions = positions, .offset = first_row(ctx.tp, N_r),
-                            .N = N_r, .T = batch.T, .C = C}, s);
 }
 
 // adds to dwte; sets dwpe or, with ctx.accumulate, adds to it

@@ -187,8 +187,7 @@ private:
         floatX *wte = xs((long)Vp * C), *wpe = xs((long)T * C);
         real *dwte = rs((long)Vp * C), *dwpe = rs((long)T * C);
         measure("embedding", 2 * A, 0,
-                [&] { EmbeddingForward{o, tokens, wte, N, C, {V, Vp, 0}}.gpu(nullptr); });
-        measure("positions", 2 * A, 0, [&] { PositionForward{o, wpe, nullptr, 0, N, T, C}.gpu(nullptr); });
+                [&] { EmbeddingForward{o, tokens, wte, N, C, {V, Vp, 0}, wpe, nullptr, T}.gpu(nullptr); });
         measure("embedding backward", A + 2 * r * (double)n, 0, [&] {
             EmbeddingBackward{dwte, tokens, sorted_rows, run_starts, o, N, C, {V, Vp, 0}}.gpu(nullptr);
         });

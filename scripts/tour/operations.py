@@ -20,14 +20,10 @@ OPERATIONS = {
         " or the hyper-parameters.",
     ),
     "embedding_forward": (
-        "Token embedding",
-        r"x_n = \mathrm{wte}[\mathrm{token}_n]",
-        "Each token's number picks a row of a table with C learnt values.",
-    ),
-    "position_forward": (
-        "Position embedding",
-        r"x_n \mathrel{+}= \mathrm{wpe}[n \bmod T]",
-        "Attention itself does not know where a token stands; so each position adds a learnt row of its own.",
+        "Token and position embedding",
+        r"x_n = \mathrm{wte}[\mathrm{token}_n] + \mathrm{wpe}[n \bmod T]",
+        "Each token's number picks a row of a table with C learnt values. Attention itself does not know"
+        " where a token stands; so each position adds a learnt row of its own.",
     ),
     "layernorm_forward": (
         "Layer norm",
