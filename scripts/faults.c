@@ -3,6 +3,7 @@
 //   FAULT_RANK      the rank that it happens to (by OMPI_COMM_WORLD_RANK; without mpirun 0)
 //   FAULT_PATH      only files whose path contains this
 //   FSYNC_SECONDS   an fsync takes so long
+//   FSYNC_LOG       a file that gets a line for each fsync: the path of what is synchronised
 //   PREAD_SECONDS   a pread takes so long; with PREAD_FILE while that file is there
 //   PREAD_FAILS     every pread fails with EIO
 //   PWRITE_FAILS    so many calls of pwrite fail with EIO
@@ -22,16 +23,17 @@ static int is_chosen(void) {
     const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *chosen = getenv("FAULT_RANK");
     return chosen && atoi(chosen) == (rank ? atoi(rank) : 0);
 }
+static const char* path_of(int fd, char (*path)[4096]) {
+    char link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, *path, sizeof *path - 1);
+    (*path)[n < 0 ? 0 : n] = 0;
+    return *path;
+}
 static int is_chosen_file(int fd) {
     const char* part = getenv("FAULT_PATH");
-    if (!is_chosen()) return 0;
-    if (!part) return 1;
-    char link[64], path[4096];
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t n = readlink(link, path, sizeof path - 1);
-    if (n < 0) return 0;
-    path[n] = 0;
-    return strstr(path, part) != NULL;
+    char path[4096];
+    return is_chosen() && (!part || strstr(path_of(fd, &path), part));
 }
 static void pause_for(const char* name) {
     const char* time = getenv(name);
@@ -41,6 +43,13 @@ static void pause_for(const char* name) {
 int fsync(int fd) {
     int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
     if (getenv("FSYNC_SECONDS") && is_chosen_file(fd)) pause_for("FSYNC_SECONDS");
+    const char* log = getenv("FSYNC_LOG");
+    FILE* file = log && is_chosen_file(fd) ? fopen(log, "a") : NULL;
+    if (file) {
+        char path[4096];
+        fprintf(file, "%s\n", path_of(fd, &path));
+        fclose(file);
+    }
     return real(fd);
 }
 ssize_t pread(int fd, void* to, size_t n, off_t at) {

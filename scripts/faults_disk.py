@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 from faults import (
     DATA,
@@ -105,6 +106,19 @@ def full_disk():
         and "Input/output error" in r.stderr
         and "step-00000400" in checkpoints(WORK / "eio"),
         f"EIO once: {r.returncode} {r.stderr[-600:]}",
+    )
+    # what a checkpoint consists of is on the disk before its name is, and its name before it is relied on
+    synced = WORK / "synced"
+    r = run(command("--steps", 1, "--save", "durable"), shimmed(FAULT_RANK=0, FSYNC_LOG=synced))
+    paths = synced.read_text().splitlines() if synced.exists() else []
+    partial = str((WORK / "durable/.step-00000001.partial").resolve())
+    ended = [path for path in paths if path.startswith(partial)]
+    check(
+        r.returncode == 0
+        and {Path(path.removesuffix(".partial")).name for path in ended[:-1]}
+        == {"rank-00000.bin", "rank-00000.json", "index.json"}
+        and paths[-2:] == [partial, str((WORK / "durable").resolve())],
+        f"synchronised: {r.returncode} {paths}",
     )
     words = command("--steps", 400, "--save", "flipped", "--save-every", 20, ranks=2)
     r = run(words, shimmed(FAULT_RANK=1, PWRITE_FLIPS=1, FAULT_PATH="rank-00001.bin"))

@@ -221,6 +221,15 @@ inline void save_whole(const std::string& dir, const RunState& state, const Snap
 
 // ---- while training goes on ------------------------------------------------------------------------------
 
+// Seconds from one save to the next, by --save-seconds and --mtbf; infinite with neither. blocked, took: how
+// long the last save held up training, and lasted. Young (1974): the square root of twice the cost of a save
+// times the mean time between failures; but never so short that a save is due before the last one has ended
+inline double save_interval(const Options& o, double blocked, double took) {
+    double by_time = o.save_seconds > 0 ? o.save_seconds : INFINITY;
+    if (o.mtbf <= 0) return by_time;
+    return std::min(by_time, std::max(took, std::sqrt(2 * std::max(blocked, 1e-3) * o.mtbf * 3600)));
+}
+
 class CheckpointWriter {
 public:
     enum Status { Busy, Done, Failed, Unsure };  // Unsure: done, but an older checkpoint could not be read
@@ -297,14 +306,8 @@ public:
         if (o.save.empty() || seconds_to_wait() > 0) return false;
         if (failures > 0 && stage == Idle) return true;
         if (o.save_every && step % o.save_every == 0) return true;
-        if (o.save_seconds <= 0 && o.mtbf <= 0) return false;
-        // Young (1974): the square root of twice the cost of a save times the mean time between failures; but
-        // never so short that a save is due before the last one has ended
-        double young = std::max(took, std::sqrt(2 * std::max(blocked, 1e-3) * o.mtbf * 3600));
-        double interval = o.mtbf > 0 ? young : o.save_seconds;
-        if (o.mtbf > 0 && o.save_seconds > 0) interval = std::min(young, o.save_seconds);
         constexpr double patience = 600;  // extra seconds for a save that is still running
-        return seconds() - due_since >= interval + (stage == Idle ? 0 : patience);
+        return seconds() - due_since >= save_interval(o, blocked, took) + (stage == Idle ? 0 : patience);
     }
 
     // this rank's part of the current stage

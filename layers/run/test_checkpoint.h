@@ -48,7 +48,23 @@ void check_bf16_moments(const char* master_weights) {
     check(wide.train(samples, 1e-2) != third, "…and from there on others");
 }
 
+// --save-seconds and --mtbf
+void check_save_interval() {
+    auto interval = [](double seconds, double hours, double blocked, double took) {
+        Options o;
+        o.save_seconds = seconds;
+        o.mtbf = hours;
+        return save_interval(o, blocked, took);
+    };
+    check(std::isinf(interval(0, 0, 1, 1)), "neither: by steps only");
+    check(interval(300, 0, 1, 1000) == 300, "--save-seconds alone");
+    check(interval(0, 2, 4, 100) == 240, "Young's: sqrt(2 * 4 s * 7200 s)");
+    check(interval(0, 2, 4, 1000) == 1000, "never sooner than a save takes");
+    check(interval(200, 2, 4, 100) == 200 && interval(300, 2, 4, 100) == 240, "both: the shorter");
+}
+
 void test_checkpoint() {
+    check_save_interval();
     check_bf16_moments("yes");
     if (!master_is_parameter) check_bf16_moments("no");
     Options o;
