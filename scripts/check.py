@@ -354,6 +354,15 @@ def check_choices(name, text):
             complain(f"{name}:{number}: a preprocessor fence outside layers/base")
 
 
+def check_options(names):
+    """An option that nothing reads is parsed, and has no effect."""
+    table = "layers/run/config.h"
+    readers = [Path(n).read_text(encoding="utf8") for n in names if n != table and not is_check(n)]
+    for option, field in re.findall(r'{"([\w-]+)", &O::(\w+)', Path(table).read_text(encoding="utf8")):
+        if not any(re.search(rf"(\.|->|::){field}\b", text) for text in readers):
+            complain(f"{table}: --{option}: nothing reads Options::{field}")
+
+
 def main():
     for name in listed():
         if name.split("/")[0] not in TOP:
@@ -370,6 +379,7 @@ def main():
         for at in comma_statements(read_groups(text)):
             complain(f"{name}:{text.count(chr(10), 0, at) + 1}: a comma statement: one statement a line")
 
+    check_options(sizes)
     for name in listed(*SCRIPTS):
         text = Path(name).read_text(encoding="utf8")
         for node in ast.walk(ast.parse(text)) if name.endswith(".py") else ():
