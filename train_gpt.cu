@@ -51,7 +51,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     auto gradients = [&] { compute_gradients(model, trainer, samples, dloss); };
     auto update = [&] {
         complete_gradients(model);  // ends the sums over d; sums over t and wte's copies
-        update_parameters(model, optimizer, o.clip);
+        update_parameters(model, optimizer);
     };
     enqueue_step(run, trainer, samples.batch, gradients, update);
 

@@ -1,4 +1,5 @@
-// loader.h   which tokens make up sample n: a function of n, the files' sizes, the seed and a blend's weights
+// loader.h   which tokens make up sample n: a function of n, T, the files' sizes, the seed, a blend's weights
+//   and, for its second set on, the set's name and place
 //   A sample is T + 1 tokens, T inputs and their targets, and overlaps the next in its file by one. Several
 //   files are one set; no sample spans two files. An epoch visits every sample once, in a shuffled order that
 //   is computed, not stored: a Feistel network over the samples' numbers, keyed by seed and epoch. So the

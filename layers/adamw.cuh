@@ -3,7 +3,7 @@
 //   w = w - rate * (mhat / (sqrt(vhat) + epsilon) + decay * w)      mhat = m / (1 - beta1^step), vhat alike
 //   scale = min(1, clip / (norm + 1e-6)), norm = L2 norm of all gradients; without clip 1. If the
 //   norm or the loss is not finite, or exceeds its limit, the update is skipped. The device decides; the host
-//   learns of it when the step has ended (handle_spike, run/trainer.cpp), and counts the step either way.
+//   learns of it when the step has ended, and counts the step either way.
 //   parameters (n) floatX   m, v (n) real or bf16   gradients (n) real
 //   flags (n / 128): one byte for every 128 values; n and all tensors' offsets are multiples of 128
 //   How a rank keeps them from step to step:
@@ -108,6 +108,7 @@ struct HyperParameters {
     real correction1, correction2;  // 1 - beta1^step, 1 - beta2^step
     uint32_t step = 1;
     double norm_limit = INFINITY, loss_limit = INFINITY;  // beyond either, the update is skipped
+    double clip = 0;                                      // largest gradient norm; 0: no clipping
 
     HOST_DEVICE real update(real w, real& m, real& v, real g, bool decaying) const {
         m = beta1 * m + (1 - beta1) * g;
@@ -123,11 +124,11 @@ struct UpdateDecision {
     real scale;       // of the gradients: clips their norm
     int will_update;  // 0: the update is skipped
 
-    HOST_DEVICE void decide(const double* sums, int count, double clip, const HyperParameters& hyper) {
+    HOST_DEVICE void decide(const double* sums, int count, const HyperParameters& hyper) {
         double sum = 0;
         for (int i = 0; i < count; i++) sum += sums[i];
         norm = sqrt(sum);
-        double wanted = clip > 0 ? clip / (norm + 1e-6) : 1;
+        double wanted = hyper.clip > 0 ? hyper.clip / (norm + 1e-6) : 1;
         scale = (real)(wanted < 1 ? wanted : 1);
         double loss = sums[count];  // summed over the step's tokens
         // comparisons with NaN are false
@@ -243,7 +244,6 @@ struct DecideUpdate {
     UpdateDecision* decision;
     const double* sums;
     int count;
-    double clip;
     const HyperParameters* hyper;
 
     static constexpr const char* name = "decide_update";
@@ -339,7 +339,7 @@ void SumValues::ref(Stream) const {
 }
 
 void DecideUpdate::ref(Stream) const {
-    decision->decide(sums, count, clip, *hyper);
+    decision->decide(sums, count, *hyper);
 }
 #endif
 
@@ -456,8 +456,8 @@ __global__ void sum_values_kernel(double* out, const real* x, long n) {
 }
 
 __global__ void decide_update_kernel(UpdateDecision* decision, const double* sums, int count,
-                                     double clip, const HyperParameters* hyper) {
-    decision->decide(sums, count, clip, *hyper);
+                                     const HyperParameters* hyper) {
+    decision->decide(sums, count, *hyper);
 }
 
 }  // namespace gpu
@@ -483,6 +483,6 @@ void SumValues::gpu(Stream s) const {
 }
 
 void DecideUpdate::gpu(Stream s) const {
-    LAUNCH(gpu::decide_update_kernel, 1, 1, 0, s, decision, sums, count, clip, hyper);
+    LAUNCH(gpu::decide_update_kernel, 1, 1, 0, s, decision, sums, count, hyper);
 }
 #endif

@@ -33,7 +33,7 @@ inline Tensor qkv_of(const floatX* qkv, const AttentionShape& a) {
     return reads("qkv", qkv, (long)a.B * a.T, a.row());
 }
 
-// of the layer that makes qkv: set or added to where its dy, dqkv, is made
+// the gradient of the bias that qkv was made with: the column sums of dqkv, made by attention's backward
 struct QkvBiasGradient {
     real* db = nullptr;  // (3 * NH * HS); nullptr: not wanted
     real* column_scratch = nullptr;  // column_sum_scratch(3 * NH * HS) values

@@ -2,12 +2,12 @@
 //   tokens (N) int   wte (v.size, C): the vocabulary's tokens from v.first on; others give 0, so that the sum
 //   over tensor-parallel ranks is complete, one of which adds wpe   wpe (positions, C)   x, dx (N, C)
 //   dwte, dwpe real
-//   The position of row n is positions[n] or, if positions is nullptr, n % T, as in a batch (B, T). In
-//   backward dx holds rows `offset`, … of the batch.
+//   The position of row n is positions[n] or, if positions is nullptr, n % T, as in a batch (B, T). dwpe gets
+//   rows `offset`, … of the batch, those that a rank holds.
 //   kept:  nothing
 //   backward (of whole sequences): adds to dwte; sets dwpe (T, C) or, with `accumulate`, adds to it. The
 //   order of the sums does not depend on threads: the host sorts the rows by token (sorted_rows)
-//   communicates: nothing    cost: x written; backward reads dx twice: memory bound
+//   communicates: nothing    cost: rows read, x written; backward reads dx twice: memory bound
 #pragma once
 #include <algorithm>
 #include <vector>

@@ -166,8 +166,8 @@ void LinearGeluForward::ref(Stream s) const {
 }
 
 void LinearBackward::ref(Stream s) const {
-    ref::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
     if (dx) ref::gemm(input_gemm(dx, dy, w, N, C, OC), s);
+    ref::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
 }
 
 void LinearOfGeluBackward::ref(Stream s) const {
@@ -256,7 +256,7 @@ void LinearGeluForward::gpu(Stream s) const {
         LinearForward{.y = up, .x = x, .w = w, .b = b, .N = N, .C = C, .OC = OC}.gpu(s);
         gpu::gelu_forward(y, up, (long)N * OC, s);
     };
-    bool fused = gpu::fuses("GELU", fused_gemm, N, C, OC, s, compute_so);
+    bool fused = gpu::fuses("GELU", fused_gemm, s, compute_so);
     compute_so(fused);
 }
 
@@ -274,7 +274,7 @@ void LinearOfGeluBackward::gpu(Stream s) const {
         if (fused) gpu::column_sum(db, d_up, column_scratch, N, C, accumulate, s);
         else gpu::gelu_backward(d_up, db, up, column_scratch, N, C, accumulate, s);
     };
-    bool fused = gpu::fuses("GELU backward with sums", fused_gemm, N, C, OC, s, compute_so);
+    bool fused = gpu::fuses("GELU backward with sums", fused_gemm, s, compute_so);
     compute_so(fused);
 }
 

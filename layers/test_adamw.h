@@ -211,7 +211,6 @@ void check_adamw(const char* moments) {
 
         HyperParameters how = {real(1e-2), real(0.9), real(0.95), real(1e-8), real(0.1), real(0.19),
                                real(0.0975), 2};
-        Both<HyperParameters> hyper(std::vector<HyperParameters>(1, how));
 
         // two slices, the second one's sum first
         Slice first = {0, n, 0, 2, square_sum_cut(n)}, second = {n, n, n, 0, square_sum_cut(n)};
@@ -232,8 +231,10 @@ void check_adamw(const char* moments) {
         for (double largest : {0.0, 1e9, 0.5}) {
             Both<UpdateDecision> decision(1);
             Both<StateCheck> state_check(std::vector<StateCheck>(1));
-            DecideUpdate{decision.ref(), sums.ref(), 3, largest, hyper.ref()}.ref(nullptr);
-            DecideUpdate{decision.device, sums.device, 3, largest, hyper.device}.gpu(nullptr);
+            how.clip = largest;
+            Both<HyperParameters> hyper(std::vector<HyperParameters>(1, how));
+            DecideUpdate{decision.ref(), sums.ref(), 3, hyper.ref()}.ref(nullptr);
+            DecideUpdate{decision.device, sums.device, 3, hyper.device}.gpu(nullptr);
             double scale = largest == 0.5 ? 0.5 / (norm + 1e-6) : 1;
             for (const UpdateDecision& c : {decision.host[0], decision.back()[0]})
                 close("decision" + size, std::vector<double>{c.norm, (double)c.scale},
@@ -255,8 +256,9 @@ void check_adamw(const char* moments) {
             Both<StateCheck> state_check(std::vector<StateCheck>(1));
             HyperParameters limited = how;
             limited.norm_limit = max_norm;
+            limited.clip = 0;
             Both<HyperParameters> given(std::vector<HyperParameters>(1, limited));
-            DecideUpdate{decision.device, sums.device, 3, 0, given.device}.gpu(nullptr);
+            DecideUpdate{decision.device, sums.device, 3, given.device}.gpu(nullptr);
             AdamW<State>{state.device(), g.device, flags.device, given.device, decision.device,
                          state_check.device, n}.gpu(nullptr);
             return state_check.back()[0];

@@ -35,7 +35,7 @@ struct Gemm {
 
 constexpr size_t cublas_workspace = 32 << 20;  // bytes, for each stream that multiplies
 
-// cuBLASLt has epilogues only for rows of whole 16-byte vectors (of bf16: 8 values), and not in fp64
+// cuBLASLt has epilogues only for rows of a multiple of 8 values, and not in fp64
 inline bool fits_epilogue(int n) { return n % 8 == 0 && sizeof(floatX) < 8; }
 
 template <class Out, class Left, class Right>
@@ -63,8 +63,7 @@ size_t gemm_workspace();
 void take_gemm_workspace(Stream);
 std::string gemm_library();
 // whether run(true), with an epilogue, is faster than run(false), with a kernel behind: timed at the start
-bool fuses(const char* what, const Gemm<floatX>& fused_gemm, int N, int C, int OC, Stream,
-           const std::function<void(bool)>& run);
+bool fuses(const char* what, const Gemm<floatX>& fused_gemm, Stream, const std::function<void(bool)>& run);
 }  // namespace gpu
 
 // ---- GELU of one value and its slope, by tanh (Hendrycks & Gimpel, 2016) ----------------------------------

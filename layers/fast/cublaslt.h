@@ -32,7 +32,7 @@ uint32_t address_bits(const T* p, long stride) {
     return (uint32_t)((uintptr_t)p | (uintptr_t)(stride * (long)sizeof(T)) | 256);
 }
 
-// a GEMM as cuBLASLt describes it: A is the caller's b, B the caller's a
+// a GEMM as cuBLASLt describes it: A is the caller's b, B the caller's a; C also describes its result, D
 struct MatmulDescriptor {
     cublasLtMatmulDesc_t gemm;
     cublasLtMatrixLayout_t A, B, C;
@@ -159,12 +159,13 @@ const cublasLtMatmulAlgo_t& choose_algorithm(const Gemm<Out, Left, Right>& g, co
 
 // Whether to use the GEMM's epilogue, if possible, or a separate kernel, always possible: whichever is
 // faster. Timed before the first step, in tune() (setup.h): only then is `run` called here
-bool fuses(const char* what, const Gemm<floatX>& fused_gemm, int N, int C, int OC, Stream s,
+bool fuses(const char* what, const Gemm<floatX>& fused_gemm, Stream s,
            const std::function<void(bool)>& run) {
     static AutotuneCache<std::tuple<const char*, int, int, int>, bool> chosen;
-    return chosen.get({what, N, C, OC}, [&] {
-        if (!fits_epilogue(fused_gemm.n) || !can_compute(fused_gemm)) return false;
-        std::string key = text("%s " PRECISION_NAME " %d x %d x %d", what, N, C, OC);
+    const auto& [m, n, k] = std::tie(fused_gemm.m, fused_gemm.n, fused_gemm.k);
+    return chosen.get({what, m, n, k}, [&] {
+        if (!fits_epilogue(n) || !can_compute(fused_gemm)) return false;
+        std::string key = text("%s " PRECISION_NAME " %d x %d x %d", what, m, n, k);
         return autotuner.choose(key, 2, 0, s, [&](int way) {
             try {
                 run(way == 1);

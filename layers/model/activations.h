@@ -28,7 +28,7 @@ enum class Recompute {
 struct Setup {
     int B = 1;                    // sequences in a micro-batch
     bool training = true;         // false: forward only, no gradients
-    bool sequence_parallel = false;
+    bool sequence_parallel = false;  // as asked for; Model.tp: over several tensor-parallel ranks only
     bool samples_text = false;    // --sample-every: text is generated between training steps
     bool packs = false;           // packed batches are computed as well
     // inference only: blocks keep keys and values from one batch to the next (a KV cache)
@@ -141,9 +141,9 @@ struct MicroBatch {
 // ---- scratch: within one layer's or block's forward or backward ------------------------------------------
 
 struct Scratch {
-    floatX* partial;   // (N, C): what a GEMM puts out towards the residual stream, or its gradient towards a
-                       // layer's input; over t ranks partial sums, as the looked-up rows of wte are. In
-                       // between, attention's backward has d_o there
+    floatX* partial;   // (N, C): in forward, over t ranks, the partial sums that a branch ends with, or the
+                       // looked-up rows of wte; in backward a GEMM's gradient towards a layer's input, over t
+                       // ranks partial sums, and in between d_o
     floatX* reduced;   // (N_r, C): whole sums; without sequence parallelism (so on one rank) `partial` itself
     floatX* all_rows;  // (N, C): gathered rows; with sequence parallelism only
     floatX* wide;      // (N, 4 C / t): gradients of act, up and qkv; qkv of a packed batch

@@ -12,7 +12,7 @@
 //   parallelism: in forward, an all-reduce after out and one after down; in backward, one of up's dx and one
 //   of qkv's dx. With --fp8 backward gathers no inputs: their 8-bit copies hold all rows. Full recomputation
 //   repeats forward's calls in backward, but for that after down
-//   With t = 1 nothing is communicated: gather_rows returns its input, reduce_rows the partial sums.
+//   With t = 1 nothing is communicated: gather_rows returns its input, reduce_rows what it is given.
 //   backward: dx (N_r, C) is the gradient of y on entry and that of x on return
 #pragma once
 #include "activations.h"
@@ -88,7 +88,7 @@ inline void end_branch(LinearForward layer, const Fp8Inputs& fp8, LayerNormForwa
     compute(norm, ctx.stream, where);
 }
 
-// Steps 4 to 7: with steps 2 and 3 all that backward reads
+// Steps 4 to 7: with steps 1 to 3 all that backward reads
 inline void after_attention_forward(const BlockActivations& a, const floatX* const* w,
                                     const LayerContext& ctx, BatchShape batch) {
     int N = batch.rows(), C = ctx.shape.C, C_r = C / ctx.tp.group.size;

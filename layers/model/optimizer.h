@@ -97,7 +97,8 @@ struct Optimizer {
                               double norm_limit = INFINITY, double loss_limit = INFINITY) {
         *next_hyper = {(real)rate, (real)options.beta1, (real)options.beta2, (real)options.epsilon,
                        (real)options.weight_decay, (real)(1 - std::pow(options.beta1, step)),
-                       (real)(1 - std::pow(options.beta2, step)), (uint32_t)step, norm_limit, loss_limit};
+                       (real)(1 - std::pow(options.beta2, step)), (uint32_t)step, norm_limit, loss_limit,
+                       options.clip};
     }
 
     // call(AdamWState): its values start at `at` in the flat buffers, at `state_offset` in low_bits, m and v
@@ -155,7 +156,7 @@ inline void complete_gradients(Model& model) {
 
 // The device computes the norm, the clipping scale and whether to update, from the sums of squares per bucket
 // and the sum of losses, all-reduced over all ranks
-inline void compute_decision(Model& model, Optimizer& optimizer, double clip) {
+inline void compute_decision(Model& model, Optimizer& optimizer) {
     int buckets = model.table.bucket_ids;
     // other stages' buckets stay 0 here
     compute(ClearValues{"sums", optimizer.sums, buckets + 1}, model.stream);
@@ -169,14 +170,14 @@ inline void compute_decision(Model& model, Optimizer& optimizer, double clip) {
     comm::all_reduce(model.grid.world, optimizer.sums, buckets + 1, comm::Op::Sum, "norm and loss",
                      model.stream);
     compute(DecideUpdate{.decision = optimizer.decision, .sums = optimizer.sums, .count = buckets,
-                         .clip = clip, .hyper = optimizer.hyper}, model.stream);
+                         .hyper = optimizer.hyper}, model.stream);
 }
 
 // uses the hyper-parameters set before; the gradients are overwritten by the next step's first micro-batch
-inline void update_parameters(Model& model, Optimizer& optimizer, double clip) {
+inline void update_parameters(Model& model, Optimizer& optimizer) {
     Section section({.pass = Pass::Update}, model.stream);
     compute(UploadValues{"hyper-parameters", optimizer.hyper, optimizer.next_hyper, 1}, model.stream);
-    compute_decision(model, optimizer, clip);
+    compute_decision(model, optimizer);
     compute(ClearValues{"state check", optimizer.state_check, 1}, model.stream);
 
     auto update = [&](const Slice& mine, long n) {

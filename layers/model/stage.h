@@ -319,9 +319,8 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     // dwte: the lookups' gradients; the logits' are added after the last micro-batch if they are summed apart
     real *dwte = model.gradient(table.wte), *from_logits = model.wte_gradient_from_logits;
     long size = table.list[table.wte].size;
-    bool logits_set_it = dwte == from_logits;
     // cleared, not set: the lookups' part reaches only the rows of tokens that occur
-    if (mb.index == 0 && !logits_set_it) compute(ClearValues{"dwte", dwte, size}, model.stream);
+    if (mb.index == 0 && dwte != from_logits) compute(ClearValues{"dwte", dwte, size}, model.stream);
     embed_backward(dwte, model.gradient(table.wpe), dx, mb.kept.tokens, mb.kept.sorted_rows,
                    mb.kept.run_starts, ctx, mb.batch);
     if (mb.is_last_micro_batch && model.sums_wte_apart())

@@ -60,7 +60,7 @@ struct Trial {  // a small model with its optimiser
         optimizer.set_hyper_parameters(options, rate, step + update);
         if (update) {
             complete_gradients(model);
-            update_parameters(model, optimizer, options.clip);
+            update_parameters(model, optimizer);
             step++;
         }
         double sum = 0;
@@ -135,7 +135,7 @@ void test_pytorch() {
         }
         trial.optimizer.set_hyper_parameters(o, number("learning_rate"), ++trial.step);
         complete_gradients(m);
-        update_parameters(m, trial.optimizer, o.clip);
+        update_parameters(m, trial.optimizer);
         synchronize(m.stream);  // the next step's hyper-parameters lie where these are read
     }
 
@@ -351,7 +351,7 @@ void test_training() {
         for (int at : {0, 1, 2}) {  // 2: neither
             double sums[] = {at == 0 ? bad : 4, at == 1 ? bad : 1};
             UpdateDecision decision;
-            decision.decide(sums, 1, 1, HyperParameters{});
+            decision.decide(sums, 1, HyperParameters{});
             check(decision.will_update == (at == 2), text("an update of norm^2 %g, loss %g", sums[0],
                                                           sums[1]));
         }

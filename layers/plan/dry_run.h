@@ -276,7 +276,7 @@ inline StageRun run_dry(Model& model, Optimizer& optimizer, const Schedules& sch
     BatchShape batch = {model.setup.B, model.shape.T};
 
     // the update: up to the norm, then bucket by bucket
-    Activities update = DryRun::of([&] { update_parameters(model, optimizer, 1); });
+    Activities update = DryRun::of([&] { update_parameters(model, optimizer); });
     gathered = model.parameters_gathered;
     out.norm = counter.count(take_until(update, [](auto& a) { return !strcmp(a.name, "decide_update"); }));
     auto is_gather = [](auto& a) { return a.place.pass == Pass::Gather && a.kind == Activity::Communicate; };

@@ -295,8 +295,8 @@ inline std::string plan_text(const Plan& plan) {
     }
 
     double saved = checkpoint_bytes(plan) * 1e-9, rate = plan.o.file_system_rate;
-    out += text("checkpoint      %.4g GB; a rank writes up to %.3g GB, and holds as much on its host "
-                "meanwhile\n", saved, most_written(plan) * 1e-9);
+    out += text("checkpoint      %.4g GB; a rank writes up to %.3g GB, for which its host has as much "
+                "memory pinned from the start\n", saved, most_written(plan) * 1e-9);
     if (rate > 0)
         out += text("  at %.4g GB/s  written in %.3g s beside the steps, read in %.3g s at a resume\n", rate,
                     saved / rate, saved / rate);

@@ -499,7 +499,8 @@ inline void resolve(Run& run, int task_vocabulary) {
         bool is_other = (before && before != now) || (sum_before && sum_before != sum);
         if (is_other && o.other_data != "yes")
             fail("--resume %s: was trained on other data than --train gives (%llu samples, now %llu), or by "
-                 "other weights of its sets: give the same, or --other-data yes to go on with these",
+                 "other weights, names or order of its sets: give the same, or --other-data yes to go on "
+                 "with these",
                  o.resume.c_str(),
                  (unsigned long long)before, (unsigned long long)now);
         if (is_other && run.is_rank0())

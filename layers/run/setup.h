@@ -222,7 +222,7 @@ inline bool tune(Model& model, Optimizer& optimizer, const Options& o, RunState&
 
     if (model.grid.world.size == 1) {  // loads kernels before a capture; limits of -1 skip the update
         optimizer.set_hyper_parameters(o, 0, 1, -1, -1);
-        update_parameters(model, optimizer, o.clip);
+        update_parameters(model, optimizer);
         synchronize(model.stream);
     }
 

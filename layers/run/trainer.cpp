@@ -2,6 +2,7 @@
 #include "trainer.h"
 #include <bit>
 #include <chrono>
+#include <cstring>
 #include <future>
 #include "../../comm/mpi/capture.h"
 #include "../base/process.h"
@@ -204,22 +205,19 @@ static StepReports gather_reports(Model& model, int micro_batches, const std::ve
         std::vector<double> losses = sequence_losses(model, micro_batches);
         for (size_t i = 0; i < losses.size(); i++) sums[set_of.empty() ? 0 : set_of[i]] += losses[i];
     }
-    std::vector<int64_t> numbers = {mine.stops, mine.lacks_data, mine.still_reads, mine.wants_save,
-                                    mine.is_corrupt, mine.save_status,
-                                    std::bit_cast<int64_t>(mine.computed)};
-    size_t first_loss = numbers.size();
+    // a rank's numbers: its report, as it lies in memory, then its losses
+    static_assert(std::is_trivially_copyable_v<RankReport>);
+    constexpr size_t words = (sizeof(RankReport) + 7) / 8;
+    std::vector<int64_t> numbers(words);
+    memcpy(numbers.data(), &mine, sizeof mine);
     for (double sum : sums) numbers.push_back(std::bit_cast<int64_t>(sum));
 
     std::vector<int64_t> all = comm::gather_numbers(grid.world, numbers, "a step's reports");
     StepReports out = {std::vector<double>(sets, 0), {}};
     for (size_t at = 0; at < all.size(); at += numbers.size()) {
-        const int64_t* of_rank = &all[at];
+        memcpy((void*)&out.by_rank.emplace_back(), &all[at], sizeof(RankReport));
         for (size_t set = 0; set < sets; set++)
-            out.losses[set] += std::bit_cast<double>(of_rank[first_loss + set]);
-        out.by_rank.push_back({.stops = of_rank[0] != 0, .lacks_data = of_rank[1] != 0,
-                               .still_reads = of_rank[2] != 0, .wants_save = of_rank[3] != 0,
-                               .is_corrupt = of_rank[4] != 0, .save_status = (int)of_rank[5],
-                               .computed = std::bit_cast<double>(of_rank[6])});
+            out.losses[set] += std::bit_cast<double>(all[at + words + set]);
     }
     return out;
 }

@@ -20,7 +20,7 @@ struct StepGraphs;       // trainer.cpp
 struct Trainer {
     std::unique_ptr<Model> model;
     std::unique_ptr<Optimizer> optimizer;
-    Schedules schedules;      // of several stages, by batch size
+    Schedules schedules;      // by batch size; executed where there are several stages
     bool stop = false;        // some rank received a signal: all stop after the same step
     bool uses_graph = false;  // a step is a CUDA graph: --graph yes, or auto where that is faster
     long steps_here = 0;      // taken by this process
