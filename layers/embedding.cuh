@@ -129,20 +129,12 @@ void PositionBackward::ref(Stream) const {
 #if KERNELS_HERE
 namespace gpu {
 
-// in forward a thread has 16 bytes of row thread_row(C), from column thread_column(C) on; fewer at the end of
-// a row whose length is not a multiple of the vector size
-__device__ inline long thread_row(int C) {
-    return ((long)blockIdx.x * blockDim.x + threadIdx.x) / ((C + vec_size - 1) / vec_size);
-}
-__device__ inline int thread_column(int C) {
-    return (int)(((long)blockIdx.x * blockDim.x + threadIdx.x) % ((C + vec_size - 1) / vec_size)) * vec_size;
-}
-inline int blocks_of_vectors(long N, int C) { return ceil_div(N * ceil_div(C, vec_size), 256); }
-
+// a thread has 16 bytes of row n, from column c on; fewer at the end of a row whose length is not a multiple
+// of the vector size
 __global__ void embedding_forward_kernel(floatX* x, const int* tokens, const floatX* wte, const floatX* wpe,
                                          const int* positions, int N, int T, int C, VocabularyShard v) {
-    long n = thread_row(C);
-    int c = thread_column(C);
+    long i = (long)blockIdx.x * blockDim.x + threadIdx.x, each = (C + vec_size - 1) / vec_size, n = i / each;
+    int c = (int)(i % each) * vec_size;
     if (n >= N) return;
     int row = tokens[n] - v.first, position = positions ? positions[n] : (int)n % T;
     Vec<floatX> values = {}, p = {};
@@ -218,8 +210,8 @@ __global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offse
 }  // namespace gpu
 
 void EmbeddingForward::gpu(Stream s) const {
-    LAUNCH(gpu::embedding_forward_kernel, gpu::blocks_of_vectors(N, C), 256, 0, s, x, tokens, wte, wpe,
-           positions, N, T, C, v);
+    LAUNCH(gpu::embedding_forward_kernel, ceil_div((long)N * ceil_div(C, vec_size), 256), 256, 0, s, x,
+           tokens, wte, wpe, positions, N, T, C, v);
 }
 
 void EmbeddingBackward::gpu(Stream s) const {

@@ -22,11 +22,6 @@ inline VocabularyShard vocabulary_shard(const ModelShape& shape, const TensorPar
     return {std::clamp(shape.V - first, 0, Vp_r), Vp_r, first};
 }
 
-// index of this rank's first row in the batch
-inline int first_row(const TensorParallel& tp, int N_r) {
-    return tp.sequence_parallel ? tp.group.rank * N_r : 0;
-}
-
 inline void embed_forward(floatX* x, const int* tokens, const floatX* wte, const floatX* wpe,
                           const LayerContext& ctx, BatchShape batch, const int* positions = nullptr) {
     Stream s = ctx.stream;
@@ -47,8 +42,9 @@ inline void embed_backward(real* dwte, real* dwpe, const floatX* dx, const int* 
     int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C;
     VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
 
-    compute(PositionBackward{.dwpe = dwpe, .dx = dx, .offset = first_row(ctx.tp, N_r), .N = N_r, .T = batch.T,
-                             .C = C, .accumulate = ctx.accumulate}, s);
+    int first_row = ctx.tp.sequence_parallel ? ctx.tp.group.rank * N_r : 0;  // of this rank, in the batch
+    compute(PositionBackward{.dwpe = dwpe, .dx = dx, .offset = first_row, .N = N_r, .T = batch.T, .C = C,
+                             .accumulate = ctx.accumulate}, s);
     const floatX* rows =
         gather_rows(ctx.tp, ctx.scratch.all_rows, dx, N, C, "gradient rows for the embedding", s);
     compute(EmbeddingBackward{.dwte = dwte, .tokens = tokens, .sorted_rows = sorted_rows,
