@@ -50,7 +50,10 @@ struct EmbeddingForward {
         return {reads("tokens", tokens, N), reads("wte", wte, v.size, C),
                 reads("wpe", wpe, positions ? N : T, C), writes("x", x, N, C)};
     }
-    std::vector<Work> works() const { return {moves(2.0 * N * C)}; }
+    std::vector<Work> works() const {
+        double positions_read = !wpe ? 0 : positions ? N : std::min(N, T);
+        return {moves((2.0 * N + positions_read) * C)};
+    }
     void ref(Stream) const;
     void gpu(Stream) const;
 };

@@ -8,8 +8,8 @@
 //   kept:  stats (the block keeps x)
 //   backward: adds to dx (the residual's gradient flows there too); sets the others or, with `accumulate`,
 //             adds to them; scratch: row_scratch(C) values
-//   communicates: nothing    cost: 8*N*C flops; forward reads x, writes y; backward reads x, dy, dx and
-//                            writes dx: memory bound
+//   communicates: nothing    cost: 8*N*C flops; forward reads x, writes y (with f it reads two
+//                            and writes two); backward reads x, dy, dx and writes dx: memory bound
 //   gpu: a row is held in the registers of 1, 4, 16 or 32 warps, at most 32 values a thread, 16 bytes a read.
 //   In backward each group of warps strides over the rows and keeps its own sums for dw, db and dx. The plain
 //   kernels handle rows that are not whole vectors, or longer than 32768 (backward: 16384, as 32 warps would
@@ -61,19 +61,19 @@ struct ResidualBiasBackward {
     void gpu(Stream) const;
 };
 
-// with a branch f, x = residual + f + bias is written first
+// y = the layer norm of x or, with a branch f, of sum = residual + f + bias, written first
 struct LayerNormForward {
     floatX* y;
     NormStats stats;
-    floatX* x;
-    const floatX *w, *b;
+    const floatX *x, *w, *b;
     int N, C;
+    floatX* sum = nullptr;
     const floatX *residual = nullptr, *f = nullptr, *bias = nullptr;
 
     static constexpr const char* name = "layernorm_forward";
     std::vector<Tensor> tensors() const {
         return {reads("residual", residual, N, C), reads("f", f, N, C), reads("bias", bias, C),
-                f ? writes("x", x, N, C) : reads("x", x, N, C), reads("w", w, C), reads("b", b, C),
+                f ? writes("sum", sum, N, C) : reads("x", x, N, C), reads("w", w, C), reads("b", b, C),
                 writes("y", y, N, C), writes("mean", stats.mean, N), writes("rstd", stats.rstd, N)};
     }
     void ref(Stream) const;
@@ -125,16 +125,17 @@ void ResidualBiasBackward::ref(Stream s) const {
 }
 
 void LayerNormForward::ref(Stream s) const {
-    if (f) ResidualForward{.y = x, .residual = residual, .f = f, .bias = bias, .N = N, .C = C}.ref(s);
+    if (f) ResidualForward{.y = sum, .residual = residual, .f = f, .bias = bias, .N = N, .C = C}.ref(s);
+    const floatX* rows = f ? sum : x;
 
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
-        const floatX* xn = x + (long)n * C;
-        real sum = 0, square = 0;
+        const floatX* xn = rows + (long)n * C;
+        real total = 0, square = 0;
         // the mean first, then the variance around it: E[x^2] - mean^2 would cancel
-        #pragma omp simd reduction(+ : sum)
-        for (int c = 0; c < C; c++) sum += real(xn[c]);
-        real m = sum / C;
+        #pragma omp simd reduction(+ : total)
+        for (int c = 0; c < C; c++) total += real(xn[c]);
+        real m = total / C;
         #pragma omp simd reduction(+ : square)
         for (int c = 0; c < C; c++) square += (real(xn[c]) - m) * (real(xn[c]) - m);
         real r = 1 / std::sqrt(square / C + layernorm_epsilon);
@@ -324,12 +325,12 @@ residual_bias_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) 
 
 // ---- layer norm, with rows in registers ------------------------------------------------------------------
 
-// with a branch, x = residual + branch + bias is written; otherwise x is read
+// with a branch f, the rows are residual + f + bias, written to `made`; otherwise x
 template <int WARPS, int VECTORS>
 __global__ void __launch_bounds__(row_threads(WARPS))
-layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const floatX* residual,
-                              const floatX* branch, const floatX* bias, const floatX* w, const floatX* b,
-                              int N, int C) {
+layernorm_forward_rows_kernel(floatX* y, NormStats stats, const floatX* x, floatX* made,
+                              const floatX* residual, const floatX* f, const floatX* bias, const floatX* w,
+                              const floatX* b, int N, int C) {
     int n = thread_first_row<WARPS>();
     if (n >= N) return;  // for all threads of the row
     long row = (long)n * C;
@@ -338,16 +339,16 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, floatX* x, const float
     constexpr bool together = WARPS < 32;  // 32 warps leave a thread too few registers for that
 
     // the row, read once: from here on it is in registers, rounded as it is stored
-    load_row_vectors<WARPS>(v, (branch ? residual : x) + row, C);
-    if (branch) {
+    load_row_vectors<WARPS>(v, (f ? residual : x) + row, C);
+    if (f) {
         #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
             if (!together && row_column<WARPS>(k) >= C) break;
-            Vec<floatX> fs = row_vector<WARPS>(branch + row, k, C), bs = row_vector<WARPS>(bias, k, C);
+            Vec<floatX> fs = row_vector<WARPS>(f + row, k, C), bs = row_vector<WARPS>(bias, k, C);
             for (int i = 0; i < vec_size; i++)
                 v[k].at[i] = floatX(real(v[k].at[i]) + real(fs.at[i]) + real(bs.at[i]));
         }
-        store_row_vectors<WARPS>(x + row, v, C);
+        store_row_vectors<WARPS>(made + row, v, C);
     }
 
     // mean and variance
@@ -535,15 +536,15 @@ void ResidualBiasBackward::gpu(Stream s) const {
 
 void LayerNormForward::gpu(Stream s) const {
     if (!gpu::row_warps(C)) {
-        if (f) ResidualForward{.y = x, .residual = residual, .f = f, .bias = bias, .N = N, .C = C}.gpu(s);
+        if (f) ResidualForward{.y = sum, .residual = residual, .f = f, .bias = bias, .N = N, .C = C}.gpu(s);
         LAUNCH(gpu::layernorm_forward_kernel, ceil_div(N, gpu::layernorm_block / 32), gpu::layernorm_block, 0,
-               s, y, stats, x, w, b, N, C);
+               s, y, stats, f ? sum : x, w, b, N, C);
         return;
     }
     gpu::with_row_warps(C, [&](auto warps, auto vectors) {
         constexpr int W = decltype(warps)::value, V = decltype(vectors)::value, block = gpu::row_threads(W);
         LAUNCH((gpu::layernorm_forward_rows_kernel<W, V>), ceil_div(N, block / (W * 32)), block, 0, s, y,
-               stats, x, residual, f, bias, w, b, N, C);
+               stats, x, sum, residual, f, bias, w, b, N, C);
     });
 }
 

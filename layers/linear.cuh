@@ -1,4 +1,4 @@
-// linear.cuh   y = x w^T + b: linear layers, alone or with GELU after or before them; GELU
+// linear.cuh   y = x w^T + b: linear layers, alone, on top of a residual, or with GELU after or before them
 //   x (N, C)   w (OC, C)   b (OC) or nullptr   y, residual (N, OC)   dw (OC, C), db real
 //   GELU: y = 0.5 * x * (1 + tanh(u)),  u = sqrt(2/pi) * (x + 0.044715 * x^3)
 //   kept:  nothing (the block keeps x, and the input of GELU)

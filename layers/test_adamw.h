@@ -216,8 +216,7 @@ void check_adamw(const char* moments) {
         Slice first = {0, n, 0, 2, square_sum_cut(n)}, second = {n, n, n, 0, square_sum_cut(n)};
         Both<Slice> slices(std::vector<Slice>{first, second});
         Both<double> sums(std::vector<double>{0, 3, 0, 4}), parts(2 * square_sum_parts);
-        SquareSums{sums.ref(), parts.ref(), g.ref(), flags.ref(), slices.ref(), 2}.ref(nullptr);
-        SquareSums{sums.device, parts.device, g.device, flags.device, slices.device, 2}.gpu(nullptr);
+        both_ways([&] { return SquareSums{sums, parts, g, flags, slices, 2}; });
 
         std::string size = text("%s %ld", moments, n);
         state.compare(" before a step" + size);
@@ -233,8 +232,7 @@ void check_adamw(const char* moments) {
             Both<StateCheck> state_check(std::vector<StateCheck>(1));
             how.clip = largest;
             Both<HyperParameters> hyper(std::vector<HyperParameters>(1, how));
-            DecideUpdate{decision.ref(), sums.ref(), 3, hyper.ref()}.ref(nullptr);
-            DecideUpdate{decision.device, sums.device, 3, hyper.device}.gpu(nullptr);
+            both_ways([&] { return DecideUpdate{decision, sums, 3, hyper}; });
             double scale = largest == 0.5 ? 0.5 / (norm + 1e-6) : 1;
             for (const UpdateDecision& c : {decision.host[0], decision.back()[0]})
                 close("decision" + size, std::vector<double>{c.norm, (double)c.scale},
@@ -292,8 +290,7 @@ void kernels_add_values() {
     for (long n : {1L, 128L, 257L, 2570L}) {
         R sum(random_values<real>(n + 4, 1)), x(random_values<real>(n + 4, 2));
         std::vector<real> before = sum.host;
-        AddValues{sum.ref(), x.ref(), n}.ref(nullptr);
-        AddValues{sum.device, x.device, n}.gpu(nullptr);
+        both_ways([&] { return AddValues{sum, x, n}; });
         std::vector<real> after = sum.back();
         check(after == sum.host && sum.host[n - 1] == before[n - 1] + x.host[n - 1],
               text("adding %ld values", n));

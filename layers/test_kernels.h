@@ -6,6 +6,8 @@
 #include "layernorm.cuh"
 #include "linear.cuh"
 
+inline bool computes_on_device = false;  // in both_ways
+
 #if HAS_KERNELS
 // a host vector and its copy on the device
 template <class T>
@@ -26,6 +28,7 @@ struct Both {
     Both(const Both&) = delete;
     ~Both() { device_free(device); }
     T* ref() { return host.data(); }
+    operator T*() { return computes_on_device ? device : host.data(); }
     void upload() {
         copy_to_device(device, host.data(), host.size() * sizeof(T), nullptr);
         synchronize(nullptr);  // ref may write there next
@@ -39,6 +42,15 @@ struct Both {
 
     void compare(const std::string& what, double tolerance) const { close(what, back(), host, tolerance); }
 };
+
+// computes the operation that make() returns, with Both<T> for its tensors, by ref() and by gpu()
+template <class Make>
+void both_ways(Make make) {
+    computes_on_device = false;
+    make().ref(nullptr);
+    computes_on_device = true;
+    make().gpu(nullptr);
+}
 
 // column sums that backward makes on its way, beside the fp64 sums of the matrix that it wrote, as wide as
 // `out`: the first run sets them, a second adds
@@ -126,26 +138,20 @@ void kernels_layernorm() {
             dbias(random_values<real>(C, 10)), scratch(row_scratch(C));
         std::string size = text(" %d x %d", N, C);
 
-        LayerNormForward{y.ref(), {mean.ref(), rstd.ref()}, x.ref(), w.ref(), b.ref(), N, C}.ref(nullptr);
-        LayerNormForward{y.device, {mean.device, rstd.device}, x.device, w.device, b.device, N,
-                         C}.gpu(nullptr);
+        both_ways([&] { return LayerNormForward{y, {mean, rstd}, x, w, b, N, C}; });
         y.compare("layernorm y" + size, rounding);
         mean.compare("layernorm mean" + size, sums_tolerance);
         rstd.compare("layernorm rstd" + size, sums_tolerance);
 
         X made(N * C), f(random_values<floatX>(N * C, 8)), bias(random_values<floatX>(C, 9));
-        LayerNormForward{y.ref(), {mean.ref(), rstd.ref()}, made.ref(), w.ref(), b.ref(), N, C, x.ref(),
-                         f.ref(), bias.ref()}.ref(nullptr);
-        LayerNormForward{y.device, {mean.device, rstd.device}, made.device, w.device, b.device, N, C,
-                         x.device, f.device, bias.device}.gpu(nullptr);
+        both_ways([&] { return LayerNormForward{y, {mean, rstd}, nullptr, w, b, N, C, made, x, f, bias}; });
         made.compare("layernorm's residual" + size, rounding);
         y.compare("layernorm of it" + size, 2 * rounding);
 
         for (bool add : {false, true}) {
-            LayerNormBackward{dx.ref(), dw.ref(), db.ref(), dbias.ref(), dy.ref(), x.ref(), w.ref(),
-                              {mean.ref(), rstd.ref()}, nullptr, N, C, add}.ref(nullptr);
-            LayerNormBackward{dx.device, dw.device, db.device, dbias.device, dy.device, x.device, w.device,
-                              {mean.device, rstd.device}, scratch.device, N, C, add}.gpu(nullptr);
+            both_ways([&] {
+                return LayerNormBackward{dx, dw, db, dbias, dy, x, w, {mean, rstd}, scratch, N, C, add};
+            });
             std::string what = (add ? ", added to" : ", set") + size;
 
             // the sums take up terms that are rounded anew
@@ -163,10 +169,10 @@ void kernels_layernorm() {
 
             // without that bias the rest is the same
             X other(random_values<floatX>(N * C, 5));
-            LayerNormBackward{other.ref(), dw.ref(), db.ref(), nullptr, dy.ref(), x.ref(), w.ref(),
-                              {mean.ref(), rstd.ref()}, nullptr, N, C, false}.ref(nullptr);
-            LayerNormBackward{other.device, dw.device, db.device, nullptr, dy.device, x.device, w.device,
-                              {mean.device, rstd.device}, scratch.device, N, C, false}.gpu(nullptr);
+            both_ways([&] {
+                return LayerNormBackward{other, dw, db, nullptr, dy, x, w, {mean, rstd}, scratch, N, C,
+                                         false};
+            });
             other.compare("layernorm dx alone" + what, rounding);
         }
     }
@@ -197,19 +203,15 @@ void kernels_matmul() {
         X dy(random_values<floatX>(N * OC, 4)), dx(N * C);
         R dw(random_values<real>(OC * C, 5));
         std::string size = text(" %d x %d x %d", N, C, OC);
-        LinearForward{y.ref(), x.ref(), w.ref(), b.ref(), N, C, OC}.ref(nullptr);
-        LinearForward{y.device, x.device, w.device, b.device, N, C, OC}.gpu(nullptr);
+        both_ways([&] { return LinearForward{y, x, w, b, N, C, OC}; });
         y.compare("matmul y" + size, rounding);
-        LinearForward{plain.ref(), x.ref(), w.ref(), nullptr, N, C, OC}.ref(nullptr);
-        LinearForward{plain.device, x.device, w.device, nullptr, N, C, OC}.gpu(nullptr);
+        both_ways([&] { return LinearForward{plain, x, w, nullptr, N, C, OC}; });
         plain.compare("matmul y without bias" + size, rounding);
         X residual(random_values<floatX>(N * OC, 6));
-        LinearForward{y.ref(), x.ref(), w.ref(), b.ref(), N, C, OC, residual.ref()}.ref(nullptr);
-        LinearForward{y.device, x.device, w.device, b.device, N, C, OC, residual.device}.gpu(nullptr);
+        both_ways([&] { return LinearForward{y, x, w, b, N, C, OC, residual}; });
         y.compare("matmul y on a residual" + size, rounding);
         for (bool add : {false, true}) {
-            LinearBackward{dx.ref(), dw.ref(), dy.ref(), x.ref(), w.ref(), N, C, OC, add}.ref(nullptr);
-            LinearBackward{dx.device, dw.device, dy.device, x.device, w.device, N, C, OC, add}.gpu(nullptr);
+            both_ways([&] { return LinearBackward{dx, dw, dy, x, w, N, C, OC, add}; });
             std::string what = std::string(add ? ", added to" : ", set") + size;
             dx.compare("matmul dx" + what, rounding);
             dw.compare("matmul dw" + what, sums_tolerance);
@@ -226,8 +228,7 @@ void kernels_matmul() {
         autotuner.generation++;
         X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(OC * C, 2)),
             b(random_values<floatX>(OC, 3)), y(N * OC), up(N * OC);
-        LinearGeluForward{y.ref(), up.ref(), x.ref(), w.ref(), b.ref(), N, C, OC}.ref(nullptr);
-        LinearGeluForward{y.device, up.device, x.device, w.device, b.device, N, C, OC}.gpu(nullptr);
+        both_ways([&] { return LinearGeluForward{y, up, x, w, b, N, C, OC}; });
         up.compare("up" + what, rounding);
         y.compare("gelu of up" + what, 2 * rounding);
         X dy(random_values<floatX>(N * OC, 4)), before(random_values<floatX>(N * C, 5, 2)), dup(N * C);

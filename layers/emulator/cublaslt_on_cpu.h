@@ -185,6 +185,16 @@ inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulA
     return emulated::copy_attribute(number, value, bytes);
 }
 
+inline cublasStatus_t cublasLtMatmulAlgoCapGetAttribute(const cublasLtMatmulAlgo_t* algo,
+                                                        cublasLtMatmulAlgoCapAttributes_t which, void* value,
+                                                        size_t bytes, size_t* written) {
+    if (which != CUBLASLT_ALGO_CAP_OUT_OF_PLACE_RESULT_SUPPORT)
+        return emulated::forbidden("a capability that is not known");
+    int32_t is_able = algo->data[0] != 1;
+    *written = sizeof is_able;
+    return emulated::copy_attribute(is_able, value, bytes);
+}
+
 inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, const void* alpha,
                                      const void* A, cublasLtMatrixLayout_t a, const void* B,
                                      cublasLtMatrixLayout_t b, const void* beta, const void* C,
@@ -226,6 +236,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     };
     if (overlaps(A, p.A) || overlaps(B, p.B)) return emulated::forbidden("D lies over A or B");
     if (C != D && overlaps(C, p.C)) return emulated::forbidden("D lies over a part of C");
+    if (C != D && algo->data[0] == 1)
+        return emulated::refuse(CUBLAS_STATUS_NOT_SUPPORTED, "this algorithm wants C in D's place");
 
     if (algo->data[0] == 2) return emulated::refuse(CUBLAS_STATUS_NOT_SUPPORTED, "this algorithm refuses");
 

@@ -92,6 +92,7 @@ enum cublasLtMatmulAlgoConfigAttributes_t {
     CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID = 7,
     CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID = 8
 };
+enum cublasLtMatmulAlgoCapAttributes_t { CUBLASLT_ALGO_CAP_OUT_OF_PLACE_RESULT_SUPPORT = 4 };
 // algorithm, problem, alignment of A, B, C, D, workspace bytes, alignment of the epilogue's operands
 struct cublasLtMatmulAlgo_t { uint64_t data[8]; };
 struct cublasLtMatmulHeuristicResult_t {

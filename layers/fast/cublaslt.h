@@ -37,6 +37,7 @@ struct MatmulDescriptor {
     cublasLtMatmulDesc_t gemm;
     cublasLtMatrixLayout_t A, B, C;
     uint32_t align;
+    bool c_is_apart = false;  // from the result
     bool fp64 = sizeof(real) == 8;
 
     template <class Out, class Left, class Right>
@@ -56,6 +57,7 @@ struct MatmulDescriptor {
             address_bits(g.a, g.stride_a) | address_bits(g.b, g.stride_b) | address_bits(g.out, g.stride_out);
         bits |= address_bits(g.bias, 0) | address_bits(g.up, 0) | address_bits(g.gelu_input, 0);
         bits |= address_bits(g.c, g.stride_out);
+        c_is_apart = g.c != nullptr;
         align = bits & -bits;  // the coarsest alignment that all of them have: heads may start anywhere
 
         if (g.scale_a) {

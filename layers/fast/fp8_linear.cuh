@@ -26,11 +26,10 @@ void round_input(const floatX* x, const Fp8Input& kept, const Fp8Scratch& f, int
 }
 
 // after round_input
-static void matmul_forward(floatX* y, const floatX* w, const floatX* b, const floatX* residual,
-                           const Fp8Input& kept, const Fp8Scratch& f, int N, int C, int OC, Stream s) {
+static void matmul_forward(floatX* y, const floatX* w, const floatX* b, const Fp8Input& kept,
+                           const Fp8Scratch& f, int N, int C, int OC, Stream s) {
     dev::gemm(Gemm<floatX, e4m3, e4m3>{.out = y, .a = (e4m3*)f.x, .b = f.weights.copy(w), .m = N, .n = OC,
-                                       .k = C, .transpose_b = true, .beta = real(residual != nullptr),
-                                       .c = residual, .bias = b,
+                                       .k = C, .transpose_b = true, .bias = b,
                                        .scale_a = &kept.scale->inverse,
                                        .scale_b = &f.weights.scale(w)->inverse}, s);
 }
@@ -62,14 +61,14 @@ template <>
 void InFp8<LinearForward>::execute(Stream s) const {
     auto [y, x, w, b, N, C, OC, residual] = layer;
     if (!in.x_is_rounded) ::fp8::round_input(x, in.x, fp8, N, C, s);
-    ::fp8::matmul_forward(y, w, b, residual, in.x, fp8, N, C, OC, s);
+    ::fp8::matmul_forward(y, w, b, in.x, fp8, N, C, OC, s);
 }
 
 template <>
 void InFp8<LinearGeluForward>::execute(Stream s) const {
     auto [y, up, x, w, b, N, C, OC] = layer;
     ::fp8::round_input(x, in.x, fp8, N, C, s);
-    ::fp8::matmul_forward(up, w, b, nullptr, in.x, fp8, N, C, OC, s);
+    ::fp8::matmul_forward(up, w, b, in.x, fp8, N, C, OC, s);
     ::fp8::round_input<true>(up, in.y, fp8, N, OC, s);  // GELU of up
 }
 

@@ -67,7 +67,14 @@ inline Candidates candidates_of(const MatmulDescriptor& d, int asked = cublas_ca
     cublasLtMatmulPreferenceDestroy(preference);
     if (status != CUBLAS_STATUS_SUCCESS) found.count = 0;
 
-    auto works = [](auto& result) { return result.state == CUBLAS_STATUS_SUCCESS; };
+    auto works = [&](auto& result) {
+        int32_t may_be_apart = 1;
+        size_t written = 0;
+        if (d.c_is_apart)
+            cublasLtMatmulAlgoCapGetAttribute(&result.algo, CUBLASLT_ALGO_CAP_OUT_OF_PLACE_RESULT_SUPPORT,
+                                              &may_be_apart, sizeof may_be_apart, &written);
+        return result.state == CUBLAS_STATUS_SUCCESS && may_be_apart;
+    };
     found.count = (int)(std::stable_partition(found.at, found.at + found.count, works) - found.at);
     return found;
 }

@@ -14,8 +14,7 @@ void kernels_residual() {
     for (auto [N, C] : {std::pair{1, 1}, {7, 33}, {40, 128}}) {
         X x(random_values<floatX>(N * C, 1)), f(random_values<floatX>(N * C, 2)),
             b(random_values<floatX>(C, 3)), y(N * C);
-        ResidualForward{y.ref(), x.ref(), f.ref(), b.ref(), N, C}.ref(nullptr);
-        ResidualForward{y.device, x.device, f.device, b.device, N, C}.gpu(nullptr);
+        both_ways([&] { return ResidualForward{y, x, f, b, N, C}; });
         y.compare(text("residual %d x %d", N, C), rounding);
     }
 }
@@ -27,8 +26,7 @@ void kernels_attention() {
         long n = B * T * a.row(), m = B * T * a.out(), s = (long)B * NH * T * T;
         X qkv(random_values<floatX>(n, 1)), o(m), p(s), dout(random_values<floatX>(m, 2)), dqkv(n), dp(s);
         std::string size = text(" B %d T %d NH %d HS %d", B, T, NH, HS);
-        AttentionForward{o.ref(), p.ref(), qkv.ref(), a}.ref(nullptr);
-        AttentionForward{o.device, p.device, qkv.device, a}.gpu(nullptr);
+        both_ways([&] { return AttentionForward{o, p, qkv, a}; });
         o.compare("attention o" + size, 2 * rounding);
         p.compare("attention p" + size, 2 * rounding);
         AttentionBackward{dqkv.ref(), dp.ref(), dout.ref(), p.ref(), qkv.ref(), a}.ref(nullptr);
@@ -72,8 +70,7 @@ void kernels_flash_attention() {
         R lse(rows), terms(flash_query_terms(B, NH, T)), dq(flash_dq(B, NH, T, HS));
         Both<int> turns(flash_turns(B, NH, T));
         std::string size = text(" B %d T %d NH %d HS %d", B, T, NH, HS);
-        FlashForward{o.ref(), lse.ref(), qkv.ref(), a}.ref(nullptr);
-        FlashForward{o.device, lse.device, qkv.device, a}.gpu(nullptr);
+        both_ways([&] { return FlashForward{o, lse, qkv, a}; });
         // p is rounded before it is divided by its sum here, after it in ref, and o is rounded: 2^-8 each
         close_by_position("flash attention o" + size, o.back(), o.host, a, 1, 2 * rounding);
         lse.compare("flash attention lse" + size, 1e-5);
@@ -141,8 +138,7 @@ void kernels_cross_entropy() {
         // ref may sum one after the other: V roundings, of which the square root adds up, and some to spare
         double summed = 4 * std::sqrt(V) * std::numeric_limits<real>::epsilon();
 
-        CrossEntropyMax{largest.ref(), logits.ref(), N, v}.ref(nullptr);
-        CrossEntropyMax{largest.device, logits.device, N, v}.gpu(nullptr);
+        both_ways([&] { return CrossEntropyMax{largest, logits, N, v}; });
         if (V == 0) {  // a rank that holds only padding: -inf, until the others' largest comes
             check(largest.back() == largest.host && std::isinf(largest.host[0]),
                   "no column, no largest logit");
@@ -151,8 +147,7 @@ void kernels_cross_entropy() {
         }
         largest.compare("largest" + size, 0);
 
-        CrossEntropySum{sums.ref(), largest.ref(), logits.ref(), targets.ref(), N, v}.ref(nullptr);
-        CrossEntropySum{sums.device, largest.device, logits.device, targets.device, N, v}.gpu(nullptr);
+        both_ways([&] { return CrossEntropySum{sums, largest, logits, targets, N, v}; });
         sums.compare("sums" + size, sums_tolerance + summed);
         if (V == 0) std::fill(sums.host.begin(), sums.host.end(), real(2));
         sums.upload();
@@ -160,10 +155,10 @@ void kernels_cross_entropy() {
         X whole(logits.host);
         R whole_losses(losses.host), whole_hits(N);
         for (bool want : {false, true}) {
-            CrossEntropyFinish{losses.ref(), is_greedy.ref(), logits.ref(), largest.ref(), sums.ref(),
-                               targets.ref(), real(0.1), want, N, v}.ref(nullptr);
-            CrossEntropyFinish{losses.device, is_greedy.device, logits.device, largest.device, sums.device,
-                               targets.device, real(0.1), want, N, v}.gpu(nullptr);
+            both_ways([&] {
+                return CrossEntropyFinish{losses, is_greedy, logits, largest, sums, targets, real(0.1), want,
+                                          N, v};
+            });
             losses.compare("losses, added to" + size, sums_tolerance + summed);
             is_greedy.compare("is_greedy" + size, 0);
             logits.compare((want ? "dlogits" : "logits without gradient") + size,
@@ -203,22 +198,17 @@ void kernels_embedding() {
         // whole, and a rank's share
         for (auto [first, tokens_held, offset] : {std::tuple{0, V, 0}, {V / 2, V - V / 2, T / 2}}) {
             VocabularyShard v = {tokens_held, tokens_held, first};
-            EmbeddingForward{x.ref(), tokens.ref(), wte.ref(), N, C, v}.ref(nullptr);
-            EmbeddingForward{x.device, tokens.device, wte.device, N, C, v}.gpu(nullptr);
+            both_ways([&] { return EmbeddingForward{x, tokens, wte, N, C, v}; });
             x.compare("embedding x" + size, 0);
             for (bool listed : {false, true}) {
-                EmbeddingForward{x.ref(), tokens.ref(), wte.ref(), N, C, v, wpe.ref(),
-                                 listed ? positions.ref() : nullptr, T}.ref(nullptr);
-                EmbeddingForward{x.device, tokens.device, wte.device, N, C, v, wpe.device,
-                                 listed ? positions.device : nullptr, T}.gpu(nullptr);
+                both_ways([&] {
+                    return EmbeddingForward{x, tokens, wte, N, C, v, wpe,
+                                            listed ? (int*)positions : nullptr, T};
+                });
                 x.compare("embedding and position x" + size, 0);
             }
-            EmbeddingBackward{dwte.ref(), tokens.ref(), rows_of.ref(), starts.ref(), dx.ref(), N, C,
-                              v}.ref(nullptr);
-            EmbeddingBackward{dwte.device, tokens.device, rows_of.device, starts.device, dx.device, N, C,
-                              v}.gpu(nullptr);
-            PositionBackward{dwpe.ref(), dx.ref(), offset, N, T, C, offset > 0}.ref(nullptr);
-            PositionBackward{dwpe.device, dx.device, offset, N, T, C, offset > 0}.gpu(nullptr);
+            both_ways([&] { return EmbeddingBackward{dwte, tokens, rows_of, starts, dx, N, C, v}; });
+            both_ways([&] { return PositionBackward{dwpe, dx, offset, N, T, C, offset > 0}; });
             dwte.compare("embedding dwte" + size, sums_tolerance);
             dwpe.compare("embedding dwpe" + size, sums_tolerance);
         }

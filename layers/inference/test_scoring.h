@@ -201,12 +201,10 @@ void kernels_packed_attention() {
         Both<Tile> tiles(pack.tiles);
         Both<int> places(std::vector<int>{3, 499, 0, 20, 21, 22, 9, 8, 7});
         std::string size = text(" NH %d HS %d", NH, HS);
-        StoreCacheRows{cache.ref(), rows.ref(), places.ref(), 9, (int)a.row()}.ref(nullptr);
-        StoreCacheRows{cache.device, rows.device, places.device, 9, (int)a.row()}.gpu(nullptr);
+        both_ways([&] { return StoreCacheRows{cache, rows, places, 9, (int)a.row()}; });
         cache.compare("rows in the cache" + size, 0);
         int count = (int)pack.tiles.size();
-        PackedAttention{o.ref(), cache.ref(), tiles.ref(), count, 500, a}.ref(nullptr);
-        PackedAttention{o.device, cache.device, tiles.device, count, 500, a}.gpu(nullptr);
+        both_ways([&] { return PackedAttention{o, cache, tiles, count, 500, a}; });
         o.compare("segment attention" + size, 2 * rounding);
     }
 }

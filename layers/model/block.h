@@ -63,29 +63,34 @@ inline void block_attention(const BlockActivations& a, const floatX* const* w, c
     else compute(AttentionForward{.o = a.o, .p = a.probabilities, .qkv = a.qkv, .a = heads}, s);
 }
 
-// The end of a branch: layer.y = layer.residual + x w^T + b, summed over t, and its norm if there is one
-// (norm.y). On one rank the GEMM adds all; over t, residual and bias are added once, to the reduced sums, in
-// one kernel with the norm
-inline void end_branch(LinearForward layer, const Fp8Inputs& fp8, LayerNormForward norm, const char* label,
-                       const LayerContext& ctx,
-                       std::source_location where = std::source_location::current()) {
-    if (ctx.tp.group.size == 1) {
+// The end of a branch: layer.y = layer.residual + x w^T + b, summed over t; and its norm, if norm() gives one
+// with a y. On one rank the GEMM adds all (with --fp8, cuBLASLt may be unable to); over t, residual and bias
+// are added once, to the reduced sums, in one kernel with the norm
+template <class Norm>
+void end_branch(LinearForward layer, const Fp8Inputs& fp8, Norm norm, const char* label,
+                const LayerContext& ctx, std::source_location where = std::source_location::current()) {
+    if (ctx.tp.group.size == 1 && !ctx.fp8) {
         compute_linear(layer, fp8, ctx, where);
-        if (norm.y) compute(norm, ctx.stream, where);
+        LayerNormForward of_sum = norm();
+        if (of_sum.y) compute(of_sum, ctx.stream, where);
         return;
     }
 
-    ResidualForward sum = {.y = layer.y, .residual = layer.residual, .f = nullptr, .bias = layer.b,
-                           .N = ctx.tp.rows(layer.N), .C = layer.OC};
-    layer.y = ctx.scratch.partial;
-    layer.b = layer.residual = nullptr;
-    compute_linear(layer, fp8, ctx, where);
-    sum.f = reduce_rows(ctx.tp, ctx.scratch.reduced, layer.y, layer.N, layer.OC, label, ctx.stream);
-    if (!norm.y) return compute(sum, ctx.stream, where);
-    norm.residual = sum.residual;
-    norm.f = sum.f;
-    norm.bias = sum.bias;
-    compute(norm, ctx.stream, where);
+    LinearForward partial = layer;
+    partial.y = ctx.scratch.partial;
+    partial.b = partial.residual = nullptr;
+    compute_linear(partial, fp8, ctx, where);
+    const floatX* f = reduce_rows(ctx.tp, ctx.scratch.reduced, partial.y, layer.N, layer.OC, label,
+                                  ctx.stream, where);
+    LayerNormForward of_sum = norm();
+    of_sum.sum = layer.y;
+    of_sum.residual = layer.residual;
+    of_sum.f = f;
+    of_sum.bias = layer.b;
+    if (of_sum.y) compute(of_sum, ctx.stream, where);
+    else
+        compute(ResidualForward{.y = layer.y, .residual = layer.residual, .f = f, .bias = layer.b,
+                                .N = ctx.tp.rows(layer.N), .C = layer.OC}, ctx.stream, where);
 }
 
 // Steps 4 to 7: with steps 1 to 3 all that backward reads
@@ -94,8 +99,10 @@ inline void after_attention_forward(const BlockActivations& a, const floatX* con
     int N = batch.rows(), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
 
     // 4. output projection, added to the residual stream, and 5. layer norm
-    LayerNormForward ln2 = {.y = a.ln2, .stats = a.ln2_stats, .x = a.mid, .w = w[LN2_W], .b = w[LN2_B],
-                            .N = ctx.tp.rows(N), .C = C};
+    auto ln2 = [&] {
+        return LayerNormForward{.y = a.ln2, .stats = a.ln2_stats, .x = a.mid, .w = w[LN2_W], .b = w[LN2_B],
+                                .N = ctx.tp.rows(N), .C = C};
+    };
     end_branch({.y = a.mid, .x = a.o, .w = w[OUT_W], .b = w[OUT_B], .N = N, .C = C_r, .OC = C,
                 .residual = a.x}, a.out_fp8, ln2, "sum of attention", ctx);
 
@@ -106,8 +113,9 @@ inline void after_attention_forward(const BlockActivations& a, const floatX* con
 }
 
 // 8. down to C: y (N_r, C), the block's output; and of the next block, if the chunk has one, 1. layer norm
-inline void down_forward(floatX* y, const LayerNormForward& next_ln1, const BlockActivations& a,
-                         const floatX* const* w, const LayerContext& ctx, BatchShape batch) {
+template <class Norm>
+void down_forward(floatX* y, Norm next_ln1, const BlockActivations& a, const floatX* const* w,
+                  const LayerContext& ctx, BatchShape batch) {
     int C = ctx.shape.C, C_r = C / ctx.tp.group.size;
     end_branch({.y = y, .x = a.act, .w = w[DOWN_W], .b = w[DOWN_B], .N = batch.rows(), .C = 4 * C_r, .OC = C,
                 .residual = a.mid}, a.down_fp8, next_ln1, "sum of mlp", ctx);

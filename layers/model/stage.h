@@ -218,11 +218,11 @@ void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx,
 
         attention(a, w);
         after_attention_forward(a, w, ctx, mb.batch);
-        LayerNormForward next_ln1 = {};  // none
-        if (next) {
+        auto next_ln1 = [&] {  // called when the GEMM is enqueued
+            if (!next) return LayerNormForward{};
             await_block(l + 1);
-            next_ln1 = ln1_of(*next, model.block_weights[mb.chunk * n + l + 1].data(), ctx, mb.batch);
-        }
+            return ln1_of(*next, model.block_weights[mb.chunk * n + l + 1].data(), ctx, mb.batch);
+        };
         down_forward(next ? next->x : mb.kept.y.x, next_ln1, a, w, ctx, mb.batch);
     }
     current_place.layer = -1;

@@ -56,7 +56,7 @@ inline void embed_backward(real* dwte, real* dwpe, const floatX* dx, const int* 
 // w[LNF_W], w[LNF_B] (C), w[LOGITS_W] (Vp_r, C), which is wte; g: their gradients, real
 
 // x -> normalised rows (N, C), input of the logits GEMM
-inline const floatX* lm_head_rows(const LmHeadActivations& a, floatX* x, const floatX* const* w,
+inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, const floatX* const* w,
                                   const LayerContext& ctx, BatchShape batch) {
     Stream s = ctx.stream;
     int N = batch.rows(), C = ctx.shape.C;
@@ -119,8 +119,7 @@ inline void lm_head_backward(floatX* dx, real* const* g, real* added_bias, const
                              const LayerContext& ctx) {
     Stream s = ctx.stream;
     const Scratch& scratch = ctx.scratch;
-    floatX* x = mb.kept.y.x;
-    const floatX* rows = a.input_rows ? a.input_rows : a.ln;
+    const floatX *x = mb.kept.y.x, *rows = a.input_rows ? a.input_rows : a.ln;
     int N = mb.batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C, Vp_r = ctx.shape.Vp / ctx.tp.group.size;
 
     if (a.loss_in_backward) rows = lm_head_rows(a, x, w, ctx, mb.batch);

@@ -136,7 +136,7 @@ private:
         measure("layer norm", 2 * A, 0,
                 [&] { LayerNormForward{o, stats, a, w, bias, N, C}.gpu(nullptr); });
         measure("residual and layer norm", 4 * A, 0, [&] {
-            LayerNormForward{o, stats, b, w, bias, N, C, a, c, bias}.gpu(nullptr);
+            LayerNormForward{o, stats, nullptr, w, bias, N, C, b, a, c, bias}.gpu(nullptr);
         });
         measure("layer norm backward", 4 * A, 0, [&] {
             LayerNormBackward{o, dw, db, db + C, a, b, w, stats, scratch, N, C, true}.gpu(nullptr);
@@ -225,7 +225,7 @@ private:
         if (device_has_fp8())
             measure("up in fp8, rounding of x included", 0, 2.0 * N * 4 * C * C, [&] {
                 fp8::round_input(o, kept, f, N, C, nullptr);
-                fp8::matmul_forward(b, w, bias, nullptr, kept, f, N, C, 4 * C, nullptr);
+                fp8::matmul_forward(b, w, bias, kept, f, N, C, 4 * C, nullptr);
             });
     }
 

@@ -157,13 +157,13 @@ CALLS = {
 @lru_cache(maxsize=None)
 def numbers_above(file, line):
     """The steps that the comment above a line of layers/model/block.h numbers: [(whether of the next block,
-    number) …]. Elsewhere a block's first layer norm is computed: 1."""
-    if not file.endswith("model/block.h"):
-        return [(False, 1)]
+    number) …]"""
     lines, numbered = (ROOT / file).read_text().splitlines(), r"(next block.* )?\b(\d)\.(?: |$)"
-    at = next((i for i in range(line - 1, 0, -1) if re.match(f" *//.*{numbered}", lines[i])), None)
-    if at is None:
-        return []
+    at = line - 1
+    while at > 0 and not re.match(f" *//.*{numbered}", lines[at]):
+        if lines[at].startswith("}"):  # of another function
+            return []
+        at -= 1
     while lines[at - 1].lstrip().startswith("//"):
         at -= 1
     comment = " ".join(takewhile(lambda text: text.startswith("//"), map(str.lstrip, lines[at:])))
@@ -176,8 +176,11 @@ def number_steps(lines):
         line["steps"] = []
         if "layer" not in line or line["kind"] != "compute":
             continue
+        if not line["file"].endswith("model/block.h"):  # of a block, only its first layer norm
+            line["steps"] = [[line["layer"], 1]] if line["name"] == "layernorm_forward" else []
+            continue
         numbers = numbers_above(line["file"], line["line"])
-        if line["name"] == "linear_forward":  # the first of two: a layer norm follows
+        if line["name"] in ("linear_forward", "residual_forward"):  # a layer norm may follow
             numbers = numbers[:1]
         elif line["name"] == "layernorm_forward":
             numbers = numbers[-1:]
