@@ -1,7 +1,7 @@
 // layernorm.cuh   y = (x - mean) * rstd * w + b, over the C values of each row, eps 1e-5; and, over several
-//   tensor-parallel ranks, the residual addition before it, x = residual + f + bias: fused with it, or alone
-//   where no layer norm follows in this chunk of layers
-//   f is a branch's output, reduced over the ranks, whose bias and residual are added once: here. On one rank
+//   tensor-parallel ranks or with --fp8, the residual addition: before a block's second layer norm fused with
+//   it, after the block alone
+//   f is a branch's output, reduced over the ranks, whose bias and residual are added once: here. Otherwise
 //   the branch's last GEMM adds them (linear.cuh). The addition's backward is the identity but for the bias,
 //   which gets the sum over the rows.
 //   x, y, dx, dy, residual, f (N, C)   w, b, bias (C)   their gradients (C) real   stats.mean, .rstd (N) real
@@ -72,9 +72,10 @@ struct LayerNormForward {
 
     static constexpr const char* name = "layernorm_forward";
     std::vector<Tensor> tensors() const {
-        return {reads("residual", residual, N, C), reads("f", f, N, C), reads("bias", bias, C),
-                f ? writes("sum", sum, N, C) : reads("x", x, N, C), reads("w", w, C), reads("b", b, C),
-                writes("y", y, N, C), writes("mean", stats.mean, N), writes("rstd", stats.rstd, N)};
+        return {reads("residual", f ? residual : nullptr, N, C), reads("f", f, N, C),
+                reads("bias", f ? bias : nullptr, C), f ? writes("sum", sum, N, C) : reads("x", x, N, C),
+                reads("w", w, C), reads("b", b, C), writes("y", y, N, C), writes("mean", stats.mean, N),
+                writes("rstd", stats.rstd, N)};
     }
     void ref(Stream) const;
     void gpu(Stream) const;

@@ -117,12 +117,13 @@ inline bool keeps_cache(const Model& model) {
     return setup.training ? setup.recompute != Recompute::Full : setup.inference_cache;
 }
 
-// steps 2 and 3 of a block (model/block.h)
+// steps 1 to 3 of a block (model/block.h)
 inline void packed_attention(const BlockActivations& a, const PackedSegments& packed, const floatX* const* w,
                              const LayerContext& ctx, BatchShape batch) {
     Stream s = ctx.stream;
     int N = batch.rows(), C = ctx.shape.C, t = ctx.tp.group.size;
     floatX* qkv = packed.cache_slots ? ctx.scratch.wide : a.qkv;
+    ln1_forward(a, w, ctx, batch);
     const floatX* rows = gather_rows(ctx.tp, ctx.scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
     compute(LinearForward{.y = qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C, .OC = 3 * C / t},
             s);

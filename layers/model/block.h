@@ -18,12 +18,11 @@
 #include "activations.h"
 #include "params.h"
 
-// 1. layer norm: computed for a chunk's first block, and when backward recomputes a block; elsewhere it ends
-// the preceding block's branch
-inline LayerNormForward ln1_of(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
-                               BatchShape batch) {
-    return {.y = a.ln1, .stats = a.ln1_stats, .x = a.x, .w = w[LN1_W], .b = w[LN1_B],
-            .N = ctx.tp.rows(batch.rows()), .C = ctx.shape.C};
+// 1. layer norm
+inline void ln1_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
+                        BatchShape batch) {
+    compute(LayerNormForward{.y = a.ln1, .stats = a.ln1_stats, .x = a.x, .w = w[LN1_W], .b = w[LN1_B],
+                             .N = ctx.tp.rows(batch.rows()), .C = ctx.shape.C}, ctx.stream);
 }
 
 // --fp8: in a pass's first micro-batch (forward, stage.h), rounds the weight matrices to the 8-bit
@@ -45,12 +44,13 @@ void compute_linear(const Layer& layer, const Fp8Inputs& fp8, const LayerContext
     else compute(layer, ctx.stream, where);
 }
 
-// Steps 2 and 3, from a.ln1 to a.o. w[BlockTensor]: this rank's shards of the block's parameters. For packed
+// Steps 1 to 3, from a.x to a.o. w[BlockTensor]: this rank's shards of the block's parameters. For packed
 // batches: packed_attention(), inference/packed_batch.h
 inline void block_attention(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
                             BatchShape batch) {
     Stream s = ctx.stream;
     int N = batch.rows(), C = ctx.shape.C, t = ctx.tp.group.size;
+    ln1_forward(a, w, ctx, batch);
 
     // 2. queries, keys and values of this rank's heads
     const floatX* rows = gather_rows(ctx.tp, ctx.scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
@@ -63,62 +63,50 @@ inline void block_attention(const BlockActivations& a, const floatX* const* w, c
     else compute(AttentionForward{.o = a.o, .p = a.probabilities, .qkv = a.qkv, .a = heads}, s);
 }
 
-// The end of a branch: layer.y = layer.residual + x w^T + b, summed over t; and its norm, if norm() gives one
-// with a y. On one rank the GEMM adds all (with --fp8, cuBLASLt may be unable to); over t, residual and bias
-// are added once, to the reduced sums, in one kernel with the norm
-template <class Norm>
-void end_branch(LinearForward layer, const Fp8Inputs& fp8, Norm norm, const char* label,
-                const LayerContext& ctx, std::source_location where = std::source_location::current()) {
-    if (ctx.tp.group.size == 1 && !ctx.fp8) {
-        compute_linear(layer, fp8, ctx, where);
-        LayerNormForward of_sum = norm();
-        if (of_sum.y) compute(of_sum, ctx.stream, where);
-        return;
+// The last layer of a branch, y = residual + x w^T + b. On one rank the GEMM adds all (with --fp8, cuBLASLt
+// may be unable to), and nullptr is returned; over t ranks the sums of x w^T, to which residual and bias are
+// still to be added, once
+inline const floatX* end_branch(LinearForward layer, const Fp8Inputs& fp8, const char* label,
+                                const LayerContext& ctx,
+                                std::source_location where = std::source_location::current()) {
+    bool adds_all = ctx.tp.group.size == 1 && !ctx.fp8;
+    if (!adds_all) {
+        layer.y = ctx.scratch.partial;
+        layer.b = layer.residual = nullptr;
     }
-
-    LinearForward partial = layer;
-    partial.y = ctx.scratch.partial;
-    partial.b = partial.residual = nullptr;
-    compute_linear(partial, fp8, ctx, where);
-    const floatX* f = reduce_rows(ctx.tp, ctx.scratch.reduced, partial.y, layer.N, layer.OC, label,
-                                  ctx.stream, where);
-    LayerNormForward of_sum = norm();
-    of_sum.sum = layer.y;
-    of_sum.residual = layer.residual;
-    of_sum.f = f;
-    of_sum.bias = layer.b;
-    if (of_sum.y) compute(of_sum, ctx.stream, where);
-    else
-        compute(ResidualForward{.y = layer.y, .residual = layer.residual, .f = f, .bias = layer.b,
-                                .N = ctx.tp.rows(layer.N), .C = layer.OC}, ctx.stream, where);
+    compute_linear(layer, fp8, ctx, where);
+    if (adds_all) return nullptr;
+    return reduce_rows(ctx.tp, ctx.scratch.reduced, layer.y, layer.N, layer.OC, label, ctx.stream, where);
 }
 
-// Steps 4 to 7: with steps 1 to 3 all that backward reads
+// Steps 4 to 7: with those before, all that backward reads
 inline void after_attention_forward(const BlockActivations& a, const floatX* const* w,
                                     const LayerContext& ctx, BatchShape batch) {
+    Stream s = ctx.stream;
     int N = batch.rows(), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
 
-    // 4. output projection, added to the residual stream, and 5. layer norm
-    auto ln2 = [&] {
-        return LayerNormForward{.y = a.ln2, .stats = a.ln2_stats, .x = a.mid, .w = w[LN2_W], .b = w[LN2_B],
-                                .N = ctx.tp.rows(N), .C = C};
-    };
-    end_branch({.y = a.mid, .x = a.o, .w = w[OUT_W], .b = w[OUT_B], .N = N, .C = C_r, .OC = C,
-                .residual = a.x}, a.out_fp8, ln2, "sum of attention", ctx);
+    // 4. output projection, added to the residual stream, and 5. layer norm, with what is still to be added
+    const floatX* f = end_branch({.y = a.mid, .x = a.o, .w = w[OUT_W], .b = w[OUT_B], .N = N, .C = C_r,
+                                  .OC = C, .residual = a.x}, a.out_fp8, "sum of attention", ctx);
+    compute(LayerNormForward{.y = a.ln2, .stats = a.ln2_stats, .x = a.mid, .w = w[LN2_W], .b = w[LN2_B],
+                             .N = ctx.tp.rows(N), .C = C, .sum = a.mid, .residual = a.x, .f = f,
+                             .bias = w[OUT_B]}, s);
 
     // 6. up to this rank's share of 4C, and 7. GELU
-    const floatX* rows = gather_rows(ctx.tp, ctx.scratch.all_rows, a.ln2, N, C, "rows for up", ctx.stream);
+    const floatX* rows = gather_rows(ctx.tp, ctx.scratch.all_rows, a.ln2, N, C, "rows for up", s);
     compute_linear(LinearGeluForward{.y = a.act, .up = a.up, .x = rows, .w = w[UP_W], .b = w[UP_B], .N = N,
                                      .C = C, .OC = 4 * C_r}, a.up_fp8, ctx);
 }
 
-// 8. down to C: y (N_r, C), the block's output; and of the next block, if the chunk has one, 1. layer norm
-template <class Norm>
-void down_forward(floatX* y, Norm next_ln1, const BlockActivations& a, const floatX* const* w,
-                  const LayerContext& ctx, BatchShape batch) {
-    int C = ctx.shape.C, C_r = C / ctx.tp.group.size;
-    end_branch({.y = y, .x = a.act, .w = w[DOWN_W], .b = w[DOWN_B], .N = batch.rows(), .C = 4 * C_r, .OC = C,
-                .residual = a.mid}, a.down_fp8, next_ln1, "sum of mlp", ctx);
+// 8. down to C: y (N_r, C), the block's output
+inline void down_forward(floatX* y, const BlockActivations& a, const floatX* const* w,
+                         const LayerContext& ctx, BatchShape batch) {
+    int N = batch.rows(), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
+    const floatX* f = end_branch({.y = y, .x = a.act, .w = w[DOWN_W], .b = w[DOWN_B], .N = N, .C = 4 * C_r,
+                                  .OC = C, .residual = a.mid}, a.down_fp8, "sum of mlp", ctx);
+    if (f)
+        compute(ResidualForward{.y = y, .residual = a.mid, .f = f, .bias = w[DOWN_B], .N = ctx.tp.rows(N),
+                                .C = C}, ctx.stream);
 }
 
 // x (N_r, C) of all tensor-parallel ranks, a linear layer's input, for its backward; with --fp8 nullptr, as
@@ -192,7 +180,7 @@ inline void block_backward(floatX* dx, real* const* g, real* added_bias, const B
                                   .p = a.probabilities, .qkv = a.qkv, .a = heads, .bias = bias}, s);
 
     // 2.
-    if (recomputes) compute(ln1_of(a, w, ctx, batch), s);
+    if (recomputes) ln1_forward(a, w, ctx, batch);
     compute_linear(LinearBackward{.dx = scratch.partial, .dw = g[QKV_W], .dy = d_qkv,
                                   .x = gathered_input(ctx, a.ln1, N, "rows for qkv, again"), .w = w[QKV_W],
                                   .N = N, .C = C, .OC = 3 * C_r, .accumulate = ctx.accumulate},

@@ -187,7 +187,7 @@ inline void await_lm_head(Model& model) {
     model.await_parameter(model.table.list[model.table.lnf]);
 }
 
-// The chunk's input, or in the first chunk the tokens -> kept.y. attention(a, w): steps 2 and 3 of a block,
+// The chunk's input, or in the first chunk the tokens -> kept.y. attention(a, w): steps 1 to 3 of a block,
 // whose parameters have come. positions: of the tokens; nullptr: 0 to T - 1 in each sequence
 template <class Attention>
 void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx, const int* positions,
@@ -203,27 +203,17 @@ void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx,
                       mb.batch, positions);
     }
 
-    auto await_block = [&](int l) { model.await_parameter(model.table.block(mb.chunk * n + l, LN1_W)); };
-
     for (int l = 0; l < n; l++) {
+        int layer = mb.chunk * n + l;
         current_place.layer = model.layer_number(mb.chunk, l);
         BlockActivations a = mb.kept.blocks[l];  // a copy: block 0's x is this micro-batch's input
-        const BlockActivations* next = l + 1 < n ? &mb.kept.blocks[l + 1] : nullptr;
-        const floatX* const* w = model.block_weights[mb.chunk * n + l].data();
-        if (l == 0) {
-            a.x = x;
-            await_block(0);
-            compute(ln1_of(a, w, ctx, mb.batch), ctx.stream);
-        }
+        if (l == 0) a.x = x;
+        const floatX* const* w = model.block_weights[layer].data();
+        model.await_parameter(model.table.block(layer, LN1_W));
 
         attention(a, w);
         after_attention_forward(a, w, ctx, mb.batch);
-        auto next_ln1 = [&] {  // called when the GEMM is enqueued
-            if (!next) return LayerNormForward{};
-            await_block(l + 1);
-            return ln1_of(*next, model.block_weights[mb.chunk * n + l + 1].data(), ctx, mb.batch);
-        };
-        down_forward(next ? next->x : mb.kept.y.x, next_ln1, a, w, ctx, mb.batch);
+        down_forward(l + 1 < n ? mb.kept.blocks[l + 1].x : mb.kept.y.x, a, w, ctx, mb.batch);
     }
     current_place.layer = -1;
 }
@@ -304,7 +294,6 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
         const floatX* const* w = model.block_weights[layer].data();
 
         if (model.setup.recompute == Recompute::Full) {
-            compute(ln1_of(a, w, ctx, mb.batch), ctx.stream);
             block_attention(a, w, ctx, mb.batch);
             after_attention_forward(a, w, ctx, mb.batch);
         }

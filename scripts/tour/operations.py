@@ -156,9 +156,8 @@ CALLS = {
 
 @lru_cache(maxsize=None)
 def numbers_above(file, line):
-    """The steps that the comment above a line of layers/model/block.h numbers: [(whether of the next block,
-    number) …]"""
-    lines, numbered = (ROOT / file).read_text().splitlines(), r"(next block.* )?\b(\d)\.(?: |$)"
+    """The steps that the comment above a line of layers/model/block.h numbers."""
+    lines, numbered = (ROOT / file).read_text().splitlines(), r"\b(\d)\.(?: |$)"
     at = line - 1
     while at > 0 and not re.match(f" *//.*{numbered}", lines[at]):
         if lines[at].startswith("}"):  # of another function
@@ -167,24 +166,19 @@ def numbers_above(file, line):
     while lines[at - 1].lstrip().startswith("//"):
         at -= 1
     comment = " ".join(takewhile(lambda text: text.startswith("//"), map(str.lstrip, lines[at:])))
-    return [(bool(found[1]), int(found[2])) for found in re.finditer(numbered, comment)]
+    return [int(number) for number in re.findall(numbered, comment)]
 
 
 def number_steps(lines):
     """To each line of a block its steps, [[layer, number] …]: forward and backward share them."""
     for line in lines:
-        line["steps"] = []
-        if "layer" not in line or line["kind"] != "compute":
-            continue
-        if not line["file"].endswith("model/block.h"):  # of a block, only its first layer norm
-            line["steps"] = [[line["layer"], 1]] if line["name"] == "layernorm_forward" else []
-            continue
-        numbers = numbers_above(line["file"], line["line"])
-        if line["name"] in ("linear_forward", "residual_forward"):  # a layer norm may follow
+        in_block = line["kind"] == "compute" and line["file"].endswith("model/block.h")
+        numbers = numbers_above(line["file"], line["line"]) if in_block else []
+        if line["name"] == "linear_forward":  # the first of two: a layer norm follows
             numbers = numbers[:1]
         elif line["name"] == "layernorm_forward":
             numbers = numbers[-1:]
-        line["steps"] = [[line["layer"] + is_next, number] for is_next, number in numbers]
+        line["steps"] = [[line["layer"], number] for number in numbers]
 
 
 @lru_cache(maxsize=None)
