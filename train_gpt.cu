@@ -53,7 +53,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
         complete_gradients(model);  // ends the sums over d; sums over t and wte's copies
         update_parameters(model, optimizer);
     };
-    enqueue_step(run, trainer, samples.batch, gradients, update);
+    enqueue_step(run, trainer, samples.batch, gradients, update);  // or launches the graph of an earlier step
 
     // the host's first wait in the step, except inside MPI calls
     UpdateDecision decision;
@@ -62,7 +62,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     result.updated = decision.will_update;
     run.state.advance(samples.batch, (uint64_t)tokens);
 
-    // waits for the checks of kernels and state, for the next step's samples, the losses, and the other ranks
+    // and its other waits
     StepReports reports = exchange_reports(result, run, trainer, samples, start, waited);
     result.seconds = seconds() - start;
     return reports;
