@@ -9,6 +9,22 @@ constexpr int most_column_sums = 3;    // matrices whose columns are summed in o
 inline int column_parts(int N) { return N < 64 * most_column_parts ? ceil_div(N, 64) : most_column_parts; }
 inline long column_sum_scratch(int C) { return (long)most_column_parts * C; }
 
+// the gradient of a bias: the column sums of dy
+struct BiasBackward {
+    real* db;
+    const floatX* dy;
+    real* column_scratch;  // column_sum_scratch(C) values
+    int N, C;
+    bool accumulate;
+
+    static constexpr const char* name = "bias_backward";
+    std::vector<Tensor> tensors() const {
+        return {reads("dy", dy, N, C), sums_to("db", db, accumulate, C)};
+    }
+    void ref(Stream) const;
+    void gpu(Stream) const;
+};
+
 // ---- ref -------------------------------------------------------------------------------------------------
 
 #if REF_HERE
@@ -30,6 +46,8 @@ inline void column_sum(real* out, const floatX* x, real*, int N, int C, bool acc
 }
 
 }  // namespace ref
+
+void BiasBackward::ref(Stream s) const { ref::column_sum(db, dy, column_scratch, N, C, accumulate, s); }
 #endif
 
 #if KERNELS_HERE
@@ -118,4 +136,6 @@ void column_sum(real* out, const T* x, real* scratch, int N, int C, bool accumul
 }
 
 }  // namespace gpu
+
+void BiasBackward::gpu(Stream s) const { gpu::column_sum(db, dy, column_scratch, N, C, accumulate, s); }
 #endif

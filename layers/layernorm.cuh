@@ -45,22 +45,6 @@ struct ResidualForward {
     void gpu(Stream) const;
 };
 
-// dbias: the column sums of dx, where no layer norm's backward makes them
-struct ResidualBiasBackward {
-    real* dbias;
-    const floatX* dx;
-    real* column_scratch;  // row_scratch(C) values
-    int N, C;
-    bool accumulate;
-
-    static constexpr const char* name = "residual_bias_backward";
-    std::vector<Tensor> tensors() const {
-        return {reads("dx", dx, N, C), sums_to("dbias", dbias, accumulate, C)};
-    }
-    void ref(Stream) const;
-    void gpu(Stream) const;
-};
-
 // y = the layer norm of x or, with a branch f, of sum = residual + f + bias, written first
 struct LayerNormForward {
     floatX* y;
@@ -84,8 +68,8 @@ struct LayerNormForward {
 struct LayerNormBackward {
     floatX* dx;
     real *dw, *db;
-    real* added_bias;  // (C): the gradient of a bias that was added to x just before the layer norm (OUT_B,
-                       // DOWN_B), the column sums of the new dx; nullptr: not wanted
+    real* added_bias;  // (C): the gradient of a bias that was added to x just before the layer norm (OUT_B),
+                       // the column sums of the new dx; nullptr: not wanted
     const floatX *dy, *x, *w;
     NormStats stats;
     real* column_scratch;  // row_scratch(C) values
@@ -97,7 +81,7 @@ struct LayerNormBackward {
         return {reads("dy", dy, N, C), reads("x", x, N, C), reads("w", w, C), reads("mean", stats.mean, N),
                 reads("rstd", stats.rstd, N), updates("dx", dx, N, C),
                 sums_to("dw", dw, accumulate, C), sums_to("db", db, accumulate, C),
-                sums_to("dbias", added_bias, accumulate, C)};
+                sums_to("added_bias", added_bias, accumulate, C)};
     }
     // for long rows the new dx is read once more, for the gradient of the bias before the layer norm
     std::vector<Work> works() const {
@@ -119,10 +103,6 @@ void ResidualForward::ref(Stream) const {
         for (int c = 0; c < C; c++)
             y[row + c] = floatX(real(residual[row + c]) + real(f[row + c]) + real(bias[c]));
     }
-}
-
-void ResidualBiasBackward::ref(Stream s) const {
-    ref::column_sum(dbias, dx, column_scratch, N, C, accumulate, s);
 }
 
 void LayerNormForward::ref(Stream s) const {
@@ -298,29 +278,6 @@ __global__ void residual_forward_kernel(floatX* y, const floatX* residual, const
     } else {
         long end = i + vec_size < N * C ? i + vec_size : N * C;
         for (; i < end; i++) y[i] = floatX(real(residual[i]) + real(f[i]) + real(bias[i % C]));
-    }
-}
-
-// parts (groups, C): each group's sums of dx, row after row, in the order of layer norm's backward
-template <int WARPS, int VECTORS>
-__global__ void __launch_bounds__(row_threads(WARPS))
-residual_bias_backward_rows_kernel(real* parts, const floatX* dx, int N, int C) {
-    int first = thread_first_row<WARPS>(), step = gridDim.x * rows_per_block<WARPS>();
-    real sums[VECTORS][vec_size] = {};
-
-    for (int n = first; n < N; n += step) {
-        Vec<floatX> v[VECTORS];
-        load_row_vectors<WARPS>(v, dx + (long)n * C, C);
-        #pragma unroll
-        for (int k = 0; k < VECTORS; k++)
-            for (int i = 0; i < vec_size; i++) sums[k][i] += real(v[k].at[i]);
-    }
-
-    #pragma unroll
-    for (int k = 0; k < VECTORS; k++) {
-        int c = row_column<WARPS>(k);
-        if (c >= C) break;
-        for (int i = 0; i < vec_size; i++) parts[(long)first * C + c + i] = sums[k][i];
     }
 }
 
@@ -519,20 +476,6 @@ constexpr int layernorm_block = 128;
 void ResidualForward::gpu(Stream s) const {
     LAUNCH(gpu::residual_forward_kernel, ceil_div((long)N * C, 256 * vec_size), 256, 0, s, y, residual, f,
            bias, N, C);
-}
-
-// adds in the order of LayerNormBackward, so that a pipeline's sums equal those of a single process
-void ResidualBiasBackward::gpu(Stream s) const {
-    int groups = gpu::used_groups(N, C);
-    real* sums = column_scratch + (long)most_column_sums * most_row_groups(C) * C;
-    if (!gpu::sums_on_the_way(C)) return gpu::column_sum(dbias, dx, sums, N, C, accumulate, s);
-    gpu::with_row_warps(C, [&](auto warps, auto vectors) {
-        constexpr int W = std::min(decltype(warps)::value, 4), V = decltype(vectors)::value;
-        constexpr int block = gpu::row_threads(W);
-        LAUNCH((gpu::residual_bias_backward_rows_kernel<W, V>), groups / (block / (W * 32)), block, 0, s,
-               column_scratch, dx, N, C);
-    });
-    gpu::column_sum(dbias, column_scratch, sums, groups, C, accumulate, s);
 }
 
 void LayerNormForward::gpu(Stream s) const {

@@ -140,16 +140,19 @@ def works_of(m, kernels, operations):
 
     P = operations["square_sums"]["bytes"] / 4
     norm = f"layernorm_forward_rows_kernel<{warps},{vectors}>"
-    backward_norm = f"layernorm_backward_rows_kernel<{warps},{vectors},true>"
+    backward_norm = f"layernorm_backward_rows_kernel<{warps},{vectors},"
     return [
         of("layernorm_forward", norm, N / groups, threads),
         attention,
         Work(f"flash_delta_kernel<{HS}>", attention.launches, 2 * rows, N * NH * lanes / 128, 128),
         attention_backward,
-        of("layernorm_backward", backward_norm, N / groups, threads),
+        Work(backward_norm + "true>", L, 4 * rows, N / groups, threads),  # in step 5
+        Work(backward_norm + "false>", L + 1, 4 * rows, N / groups, threads),
         of("layernorm_backward", "column_sum_kernel<float>", 0, 256, 1, 0),
         of("layernorm_backward", "column_sum_finish_kernel", 0, 128, 1, 0),
         Work("column_sum_kernel<bfloat16>", L, 4 * rows, 0, 256),  # up's bias gradient
+        of("bias_backward", "column_sum_kernel<bfloat16>", 0, 256),
+        of("bias_backward", "column_sum_finish_kernel", 0, 128, 1, 0),
         of("cross_entropy", "cross_entropy_kernel", N * Vp / (512 * 8 * 4), 512, dynamic=Vp * 2),
         of("embedding_forward", "embedding_forward_kernel", N * C / 2048, 256),
         of("embedding_backward", "embedding_backward_kernel", 0, 128),

@@ -121,26 +121,30 @@ inline const floatX* gathered_input(const LayerContext& ctx, const floatX* x, in
 //   UP_B    in step 7, of d_up
 //   OUT_B   in step 5, of the new dx
 //   QKV_B   in step 3, of d_qkv, by attention's backward
-//   DOWN_B  of the dx that this block is given, where that is made: in the next block's step 1, as its
-//           added_bias; in the LM head (vocabulary.h); or where dx is received (stage.h)
-// added_bias: gradient of the preceding block's DOWN_B; nullptr: not wanted. With sequence parallelism,
-// gradients of replicated tensors cover only this rank's rows; optimizer.h sums them over the tensor-parallel
-// ranks, once per step.
+//   DOWN_B  in step 8, of dx
+// With sequence parallelism, gradients of replicated tensors cover only this rank's rows; optimizer.h sums
+// them over the tensor-parallel ranks, once per step.
 // Scratch is reused within the block, in the order of one stream (without sequence parallelism, so on one
 // rank too, `reduced` is `partial`):
 //             steps 8, 7   6                    5      4      3        2                    1
 //   wide      d_up         d_up                               d_qkv    d_qkv
 //   partial                gradient of ln2             d_o    d_o      gradient of ln1
 //   reduced                its sum over t       read                   its sum over t       read
-inline void block_backward(floatX* dx, real* const* g, real* added_bias, const BlockActivations& a,
-                           const floatX* const* w, const LayerContext& ctx, BatchShape batch) {
+
+// Steps 8 to 5: dx, the gradient of y, becomes that of mid
+inline void mlp_backward(floatX* dx, real* const* g, const BlockActivations& a, const floatX* const* w,
+                         const LayerContext& ctx, BatchShape batch) {
     const Scratch& scratch = ctx.scratch;
     Stream s = ctx.stream;
-    int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size, C = ctx.shape.C, C_r = C / t;
-    floatX *d_up = scratch.wide, *d_qkv = scratch.wide, *d_o = scratch.partial;
+    int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
+    floatX* d_up = scratch.wide;
     bool recomputes = a.shares && !ctx.fp8;
 
-    // 8. dx is also the gradient of the MLP branch; and 7. back through GELU
+    // 8. dx is also the gradient of the MLP branch
+    compute(BiasBackward{.db = g[DOWN_B], .dy = dx, .column_scratch = scratch.columns, .N = N_r, .C = C,
+                         .accumulate = ctx.accumulate}, s);
+
+    // 8. and 7. back through GELU
     if (recomputes) compute(GeluForward{.y = a.act, .x = a.up, .N = N, .C = 4 * C_r}, s);
     const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for down", s);
     compute_linear(LinearOfGeluBackward{.d_up = d_up, .dw = g[DOWN_W], .db = g[UP_B], .dy = rows, .x = a.act,
@@ -163,9 +167,18 @@ inline void block_backward(floatX* dx, real* const* g, real* added_bias, const B
                               .dy = d_ln, .x = a.mid, .w = w[LN2_W], .stats = a.ln2_stats,
                               .column_scratch = scratch.columns, .N = N_r, .C = C,
                               .accumulate = ctx.accumulate}, s);
+}
+
+// Steps 4 to 1: dx becomes the gradient of x
+inline void attention_backward(floatX* dx, real* const* g, const BlockActivations& a, const floatX* const* w,
+                               const LayerContext& ctx, BatchShape batch) {
+    const Scratch& scratch = ctx.scratch;
+    Stream s = ctx.stream;
+    int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size, C = ctx.shape.C, C_r = C / t;
+    floatX *d_qkv = scratch.wide, *d_o = scratch.partial;
 
     // 4.
-    rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for out", s);
+    const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for out", s);
     compute_linear(LinearBackward{.dx = d_o, .dw = g[OUT_W], .dy = rows, .x = a.o, .w = w[OUT_W], .N = N,
                                   .C = C_r, .OC = C, .accumulate = ctx.accumulate}, a.out_fp8, ctx);
 
@@ -180,15 +193,15 @@ inline void block_backward(floatX* dx, real* const* g, real* added_bias, const B
                                   .p = a.probabilities, .qkv = a.qkv, .a = heads, .bias = bias}, s);
 
     // 2.
-    if (recomputes) ln1_forward(a, w, ctx, batch);
+    if (a.shares && !ctx.fp8) ln1_forward(a, w, ctx, batch);
     compute_linear(LinearBackward{.dx = scratch.partial, .dw = g[QKV_W], .dy = d_qkv,
                                   .x = gathered_input(ctx, a.ln1, N, "rows for qkv, again"), .w = w[QKV_W],
                                   .N = N, .C = C, .OC = 3 * C_r, .accumulate = ctx.accumulate},
                    a.qkv_fp8, ctx);
-    d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of qkv's gradient", s);
+    floatX* d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of qkv's gradient", s);
 
     // 1. adds to dx
-    compute(LayerNormBackward{.dx = dx, .dw = g[LN1_W], .db = g[LN1_B], .added_bias = added_bias,
+    compute(LayerNormBackward{.dx = dx, .dw = g[LN1_W], .db = g[LN1_B], .added_bias = nullptr,
                               .dy = d_ln, .x = a.x, .w = w[LN1_W], .stats = a.ln1_stats,
                               .column_scratch = scratch.columns, .N = N_r, .C = C,
                               .accumulate = ctx.accumulate}, s);

@@ -269,19 +269,13 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     auto begin_reduction = [&](const Parameter& p) {  // all gradients of p's bucket are complete
         if (mb.is_last_micro_batch) reduce_bucket(model, p.bucket);
     };
-    auto* gradients = &model.block_gradients[mb.chunk * n];  // of the chunk's blocks
 
     // dx is the gradient that the next chunk's stage sent or, in the last chunk, comes from the LM head
     await_sent(model, *mb.dx_buffer);
-    if (!model.is_last_chunk(mb.chunk)) {
-        compute(ResidualBiasBackward{.dbias = gradients[n - 1][DOWN_B], .dx = dx,
-                                     .column_scratch = ctx.scratch.columns,
-                                     .N = ctx.tp.rows(mb.batch.rows()), .C = model.shape.C,
-                                     .accumulate = ctx.accumulate}, model.stream);
-    } else {
+    if (model.is_last_chunk(mb.chunk)) {
         await_lm_head(model);
-        lm_head_backward(dx, model.lm_head_gradients.data(), gradients[n - 1][DOWN_B], model.lm_head, mb,
-                         dloss, model.lm_head_weights.data(), ctx);
+        lm_head_backward(dx, model.lm_head_gradients.data(), model.lm_head, mb, dloss,
+                         model.lm_head_weights.data(), ctx);
         begin_reduction(table.list[table.lnf]);
         if (model.grid.p > 1) begin_reduction(table.list[table.wte]);
     }
@@ -298,8 +292,9 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
             after_attention_forward(a, w, ctx, mb.batch);
         }
 
-        real* added_bias = l > 0 ? gradients[l - 1][DOWN_B] : nullptr;
-        block_backward(dx, gradients[l].data(), added_bias, a, w, ctx, mb.batch);
+        real* const* gradients = model.block_gradients[layer].data();
+        mlp_backward(dx, gradients, a, w, ctx, mb.batch);
+        attention_backward(dx, gradients, a, w, ctx, mb.batch);
         begin_reduction(table.block(layer, LN1_W));
     }
     current_place.layer = -1;

@@ -112,11 +112,10 @@ inline void lm_head_forward(const LmHeadActivations& a, const MicroBatch& mb, co
     }
 }
 
-// dx (N_r, C) becomes the gradient of x. g, and added_bias (the last block's DOWN_B), are set or, with
-// ctx.accumulate, added to. The logits already hold their gradient, unless a.loss_in_backward
-inline void lm_head_backward(floatX* dx, real* const* g, real* added_bias, const LmHeadActivations& a,
-                             const MicroBatch& mb, real dloss, const floatX* const* w,
-                             const LayerContext& ctx) {
+// dx (N_r, C) becomes the gradient of x; g is set or, with ctx.accumulate, added to. The logits already hold
+// their gradient, unless a.loss_in_backward
+inline void lm_head_backward(floatX* dx, real* const* g, const LmHeadActivations& a, const MicroBatch& mb,
+                             real dloss, const floatX* const* w, const LayerContext& ctx) {
     Stream s = ctx.stream;
     const Scratch& scratch = ctx.scratch;
     const floatX *x = mb.kept.y.x, *rows = a.input_rows ? a.input_rows : a.ln;
@@ -138,7 +137,7 @@ inline void lm_head_backward(floatX* dx, real* const* g, real* added_bias, const
     const floatX* dln =
         reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of the logits' gradient", s);
     compute(ClearValues{"dx", dx, (long)N_r * C}, s);  // LayerNormBackward adds to it
-    compute(LayerNormBackward{.dx = dx, .dw = g[LNF_W], .db = g[LNF_B], .added_bias = added_bias,
+    compute(LayerNormBackward{.dx = dx, .dw = g[LNF_W], .db = g[LNF_B], .added_bias = nullptr,
                               .dy = dln, .x = x, .w = w[LNF_W], .stats = a.stats,
                               .column_scratch = scratch.columns, .N = N_r, .C = C,
                               .accumulate = ctx.accumulate}, s);

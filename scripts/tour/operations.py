@@ -105,10 +105,10 @@ OPERATIONS = {
         r"dq = ds\, k, \quad dk = ds^T q, \quad dv = p^T do",
         "p is computed again, tile by tile, from lse.",
     ),
-    "residual_bias_backward": (
-        "Residual, backward",
-        r"db \mathrel{+}= \sum_n dx_n",
-        "The bias of the branch.",
+    "bias_backward": (
+        "Bias, backward",
+        r"db \mathrel{+}= \sum_n dy_n",
+        "A bias is added to every row: its gradient is the sum of the rows' gradients.",
     ),
     "position_backward": (
         "Position embedding, backward",
