@@ -3,7 +3,7 @@
 //   GELU: y = 0.5 * x * (1 + tanh(u)),  u = sqrt(2/pi) * (x + 0.044715 * x^3)
 //   kept:  nothing (the block keeps x, and the input of GELU)
 //   backward: sets dx; sets dw or, with `accumulate`, adds to it in the GEMM itself. db is made where dy is
-//             (table in model/block.h): behind GELU here, where a GEMM's result is multiplied by its slope.
+//             (list in model/block.h): behind GELU here, where a GEMM's result is multiplied by its slope.
 //   gpu: GELU is computed in a GEMM's epilogue or in a kernel of its own, whichever is faster: see fuses() in
 //   fast/cublaslt.h. With --fp8 a block's linear layers are operations of their own: fast/fp8_linear.h
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
@@ -78,7 +78,7 @@ struct LinearGeluForward {
     void gpu(Stream) const;
 };
 
-// dx: nullptr if not wanted
+// dx: nullptr in a benchmark of dw alone. The two GEMMs may come in any order
 struct LinearBackward {
     floatX* dx;
     real* dw;

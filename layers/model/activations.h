@@ -121,6 +121,7 @@ struct Buffer {
 struct InFlight {
     std::vector<BlockActivations> blocks;  // one per layer of the chunk
     Buffer y;                              // the chunk's output
+    // one behind the other, as copy_tokens (stage.h) fills them at once
     int *tokens = nullptr, *targets;       // (N) each, on the first and on the last stage
     int *sorted_rows, *run_starts;         // (N), (N + 1): see embedding.cuh; first stage, in training
     int* segment_arrays = nullptr;         // of a packed batch, and what they hold
@@ -141,9 +142,9 @@ struct MicroBatch {
 // ---- scratch: within one layer's or block's forward or backward ------------------------------------------
 
 struct Scratch {
-    floatX* partial;   // (N, C): in forward, over t ranks, the partial sums that a branch ends with, or the
-                       // looked-up rows of wte; in backward a GEMM's gradient towards a layer's input, over t
-                       // ranks partial sums, and in between d_o
+    floatX* partial;   // (N, C): in forward, over t ranks or with --fp8, the sums that a branch ends with,
+                       // and over t ranks the looked-up rows of wte; in backward a GEMM's gradient towards a
+                       // layer's input, over t ranks partial sums, and in between d_o
     floatX* reduced;   // (N_r, C): whole sums; without sequence parallelism (so on one rank) `partial` itself
     floatX* all_rows;  // (N, C): gathered rows; with sequence parallelism only
     floatX* wide;      // (N, 4 C / t): gradients of act, up and qkv; qkv of a packed batch

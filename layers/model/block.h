@@ -64,8 +64,8 @@ inline void block_attention(const BlockActivations& a, const floatX* const* w, c
 }
 
 // The last layer of a branch, y = residual + x w^T + b. On one rank the GEMM adds all (with --fp8, cuBLASLt
-// may be unable to), and nullptr is returned; over t ranks the sums of x w^T, to which residual and bias are
-// still to be added, once
+// may be unable to), and nullptr is returned; otherwise the sums of x w^T over t, to which residual and bias
+// are still to be added, once
 inline const floatX* end_branch(LinearForward layer, const Fp8Inputs& fp8, const char* label,
                                 const LayerContext& ctx,
                                 std::source_location where = std::source_location::current()) {
@@ -85,7 +85,8 @@ inline void after_attention_forward(const BlockActivations& a, const floatX* con
     Stream s = ctx.stream;
     int N = batch.rows(), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
 
-    // 4. output projection, added to the residual stream, and 5. layer norm, with what is still to be added
+    // 4. output projection, added to the residual stream, and 5. layer norm of mid, which is made on the way
+    // where there is an f
     const floatX* f = end_branch({.y = a.mid, .x = a.o, .w = w[OUT_W], .b = w[OUT_B], .N = N, .C = C_r,
                                   .OC = C, .residual = a.x}, a.out_fp8, "sum of attention", ctx);
     compute(LayerNormForward{.y = a.ln2, .stats = a.ln2_stats, .x = a.mid, .w = w[LN2_W], .b = w[LN2_B],
@@ -116,8 +117,8 @@ inline const floatX* gathered_input(const LayerContext& ctx, const floatX* x, in
     return gather_rows(ctx.tp, ctx.scratch.all_rows, x, N, ctx.shape.C, label, ctx.stream);
 }
 
-// g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to. A bias's gradient is a
-// column sum, made where the summed rows are at hand:
+// g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to. A linear layer's bias has
+// its gradient, a column sum, where the summed rows are at hand:
 //   UP_B    in step 7, of d_up
 //   OUT_B   in step 5, of the new dx
 //   QKV_B   in step 3, of d_qkv, by attention's backward
