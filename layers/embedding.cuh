@@ -34,7 +34,8 @@ inline void sort_tokens(int* rows, int* starts, const int* tokens, int N, int V)
 
 // ---- the operations --------------------------------------------------------------------------------------
 
-// of wte, only the rows that are looked up are read. wpe nullptr: added by another rank, or there is none
+// of wte, only the rows that are looked up are read; those of wpe are few. wpe nullptr: another rank adds it,
+// or there is none
 struct EmbeddingForward {
     floatX* x;
     const int* tokens;
@@ -50,10 +51,7 @@ struct EmbeddingForward {
         return {reads("tokens", tokens, N), reads("wte", wte, v.size, C),
                 reads("wpe", wpe, positions ? N : T, C), writes("x", x, N, C)};
     }
-    std::vector<Work> works() const {
-        double positions_read = !wpe ? 0 : positions ? N : std::min(N, T);
-        return {moves((2.0 * N + positions_read) * C)};
-    }
+    std::vector<Work> works() const { return {moves(2.0 * N * C)}; }
     void ref(Stream) const;
     void gpu(Stream) const;
 };

@@ -87,8 +87,9 @@ inline void after_attention_forward(const BlockActivations& a, const floatX* con
 
     // 4. output projection, added to the residual stream, and 5. layer norm of mid, which is made on the way
     // where there is an f
-    const floatX* f = end_branch({.y = a.mid, .x = a.o, .w = w[OUT_W], .b = w[OUT_B], .N = N, .C = C_r,
-                                  .OC = C, .residual = a.x}, a.out_fp8, "sum of attention", ctx);
+    const floatX* f = end_branch(LinearForward{.y = a.mid, .x = a.o, .w = w[OUT_W], .b = w[OUT_B], .N = N,
+                                               .C = C_r, .OC = C, .residual = a.x}, a.out_fp8,
+                                 "sum of attention", ctx);
     compute(LayerNormForward{.y = a.ln2, .stats = a.ln2_stats, .x = a.mid, .w = w[LN2_W], .b = w[LN2_B],
                              .N = ctx.tp.rows(N), .C = C, .sum = a.mid, .residual = a.x, .f = f,
                              .bias = w[OUT_B]}, s);
@@ -103,8 +104,9 @@ inline void after_attention_forward(const BlockActivations& a, const floatX* con
 inline void down_forward(floatX* y, const BlockActivations& a, const floatX* const* w,
                          const LayerContext& ctx, BatchShape batch) {
     int N = batch.rows(), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
-    const floatX* f = end_branch({.y = y, .x = a.act, .w = w[DOWN_W], .b = w[DOWN_B], .N = N, .C = 4 * C_r,
-                                  .OC = C, .residual = a.mid}, a.down_fp8, "sum of mlp", ctx);
+    const floatX* f = end_branch(LinearForward{.y = y, .x = a.act, .w = w[DOWN_W], .b = w[DOWN_B], .N = N,
+                                               .C = 4 * C_r, .OC = C, .residual = a.mid}, a.down_fp8,
+                                 "sum of mlp", ctx);
     if (f)
         compute(ResidualForward{.y = y, .residual = a.mid, .f = f, .bias = w[DOWN_B], .N = ctx.tp.rows(N),
                                 .C = C}, ctx.stream);
