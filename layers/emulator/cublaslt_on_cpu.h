@@ -190,7 +190,7 @@ inline cublasStatus_t cublasLtMatmulAlgoCapGetAttribute(const cublasLtMatmulAlgo
                                                         size_t bytes, size_t* written) {
     if (which != CUBLASLT_ALGO_CAP_OUT_OF_PLACE_RESULT_SUPPORT)
         return emulated::forbidden("a capability that is not known");
-    int32_t is_able = algo->data[0] != 1;
+    int32_t is_able = algo->data[0] != 2;
     *written = sizeof is_able;
     return emulated::copy_attribute(is_able, value, bytes);
 }
@@ -236,8 +236,6 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     };
     if (overlaps(A, p.A) || overlaps(B, p.B)) return emulated::forbidden("D lies over A or B");
     if (C != D && overlaps(C, p.C)) return emulated::forbidden("D lies over a part of C");
-    if (C != D && algo->data[0] == 1)
-        return emulated::refuse(CUBLAS_STATUS_NOT_SUPPORTED, "this algorithm wants C in D's place");
 
     if (algo->data[0] == 2) return emulated::refuse(CUBLAS_STATUS_NOT_SUPPORTED, "this algorithm refuses");
 

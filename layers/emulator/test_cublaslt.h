@@ -334,6 +334,8 @@ inline void cublaslt_choice_names_its_list() {
         check(key != gpu::choice_key(g, d, *other), "another list, another key: " + key);
     g.stride_out = 4096;
     check(key != gpu::choice_key(g, d, usual), "another stride, another key");
+    g.c = p;
+    check(gpu::candidates_of(gpu::MatmulDescriptor(g)).count == 2, "the third wants C in its result's place");
 }
 
 // two streams that multiply at once: the stand-in refuses a workspace that another stream uses
