@@ -68,8 +68,9 @@ struct LayerNormForward {
 struct LayerNormBackward {
     floatX* dx;
     real *dw, *db;
-    real* added_bias;  // (C): the gradient of a bias that was added to x just before the layer norm (OUT_B),
-                       // the column sums of the new dx; nullptr: not wanted
+    // (C): the gradient of a bias that was added to x just before the layer norm (OUT_B), the column sums of
+    // the new dx; nullptr: not wanted
+    real* added_bias = nullptr;
     const floatX *dy, *x, *w;
     NormStats stats;
     real* column_scratch;  // row_scratch(C) values

@@ -354,11 +354,11 @@ def check_choices(name, text):
             complain(f"{name}:{number}: a preprocessor fence outside layers/base")
 
 
-def check_options(names):
+def check_options(texts):
     """An option that nothing reads is parsed, and has no effect."""
     table = "layers/run/config.h"
-    readers = [Path(n).read_text(encoding="utf8") for n in names if n != table and not is_check(n)]
-    for option, field in re.findall(r'{"([\w-]+)", &O::(\w+)', Path(table).read_text(encoding="utf8")):
+    readers = [text for name, text in texts.items() if name != table and not is_check(name)]
+    for option, field in re.findall(r'{"([\w-]+)", &O::(\w+)', texts[table]):
         if not any(re.search(rf"(\.|->|::){field}\b", text) for text in readers):
             complain(f"{table}: --{option}: nothing reads Options::{field}")
 
@@ -367,10 +367,10 @@ def main():
     for name in listed():
         if name.split("/")[0] not in TOP:
             complain(f"{name}: the top level holds {', '.join(sorted(TOP))}")
-    sizes = {}
+    texts = {}
     for name in listed(*SOURCES):
         text = Path(name).read_text(encoding="utf8")
-        sizes[name] = text.count("\n")
+        texts[name] = text
         check_arrows(name)
         check_size(name, text)
         check_functions(name, text)
@@ -379,7 +379,8 @@ def main():
         for at in comma_statements(read_groups(text)):
             complain(f"{name}:{text.count(chr(10), 0, at) + 1}: a comma statement: one statement a line")
 
-    check_options(sizes)
+    check_options(texts)
+    sizes = {name: text.count("\n") for name, text in texts.items()}
     for name in listed(*SCRIPTS):
         text = Path(name).read_text(encoding="utf8")
         for node in ast.walk(ast.parse(text)) if name.endswith(".py") else ():

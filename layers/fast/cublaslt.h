@@ -164,7 +164,7 @@ const cublasLtMatmulAlgo_t& choose_algorithm(const Gemm<Out, Left, Right>& g, co
 bool fuses(const char* what, const Gemm<floatX>& fused_gemm, Stream s,
            const std::function<void(bool)>& run) {
     static AutotuneCache<std::tuple<const char*, int, int, int>, bool> chosen;
-    const auto& [m, n, k] = std::tie(fused_gemm.m, fused_gemm.n, fused_gemm.k);
+    int m = fused_gemm.m, n = fused_gemm.n, k = fused_gemm.k;
     return chosen.get({what, m, n, k}, [&] {
         if (!fits_epilogue(n) || !can_compute(fused_gemm)) return false;
         std::string key = text("%s " PRECISION_NAME " %d x %d x %d", what, m, n, k);

@@ -60,6 +60,7 @@ void RoundWeight::execute(Stream s) const { ::fp8::round_weight(w, fp8, C, OC, s
 template <>
 void InFp8<LinearForward>::execute(Stream s) const {
     auto [y, x, w, b, N, C, OC, residual] = layer;
+    if (residual) fail("a linear layer in 8 bits adds no residual: a defect of this program");
     if (!in.x_is_rounded) ::fp8::round_input(x, in.x, fp8, N, C, s);
     ::fp8::matmul_forward(y, w, b, in.x, fp8, N, C, OC, s);
 }

@@ -97,7 +97,7 @@ inline Work in_fp8(Work work) {
 
 template <>
 inline std::vector<Tensor> InFp8<LinearForward>::tensors() const {
-    auto [y, x, w, b, N, C, OC, residual] = layer;  // never with a residual
+    auto [y, x, w, b, N, C, OC, residual] = layer;  // without a residual: see execute()
     return {reads("x", in.x_is_rounded ? nullptr : x, N, C),
             reads("x in 8 bits", in.x_is_rounded ? fp8.x : nullptr, N, C), reads("w", w, OC, C),
             reads("b", b, OC), writes("y", y, N, OC),

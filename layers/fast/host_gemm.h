@@ -95,8 +95,10 @@ void multiply(const Gemm<Out, Left, Right>& g, real* out, long ldc, real beta) {
 template <class Out, class Left, class Right>
 void gemm_of_batch(const Gemm<Out, Left, Right>& g) {
     if constexpr (std::is_same_v<Out, real>) {
-        #pragma omp parallel for
-        for (long r = 0; r < (g.c ? g.m : 0); r++) std::copy_n(g.c + r * g.ldc, g.n, g.out + r * g.ldc);
+        if (g.c) {
+            #pragma omp parallel for
+            for (long r = 0; r < g.m; r++) std::copy_n(g.c + r * g.ldc, g.n, g.out + r * g.ldc);
+        }
         multiply(g, g.out, g.ldc, g.beta);
         if (!g.bias && !g.gelu_input) return;
         #pragma omp parallel for

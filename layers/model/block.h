@@ -112,6 +112,11 @@ inline void down_forward(floatX* y, const BlockActivations& a, const floatX* con
                                 .C = C}, ctx.stream);
 }
 
+// whether backward recomputes what all blocks share: ln1, ln2 and act
+inline bool recomputes_shared(const BlockActivations& a, const LayerContext& ctx) {
+    return a.shares && !ctx.fp8;
+}
+
 // x (N_r, C) of all tensor-parallel ranks, a linear layer's input, for its backward; with --fp8 nullptr, as
 // backward then reads what forward has left in 8 bits (a.up_fp8, a.qkv_fp8)
 inline const floatX* gathered_input(const LayerContext& ctx, const floatX* x, int N, const char* label) {
@@ -141,14 +146,13 @@ inline void mlp_backward(floatX* dx, real* const* g, const BlockActivations& a, 
     Stream s = ctx.stream;
     int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
     floatX* d_up = scratch.wide;
-    bool recomputes = a.shares && !ctx.fp8;
 
     // 8. dx is also the gradient of the MLP branch
     compute(BiasBackward{.db = g[DOWN_B], .dy = dx, .column_scratch = scratch.columns, .N = N_r, .C = C,
                          .accumulate = ctx.accumulate}, s);
 
     // 8. and 7. back through GELU
-    if (recomputes) compute(GeluForward{.y = a.act, .x = a.up, .N = N, .C = 4 * C_r}, s);
+    if (recomputes_shared(a, ctx)) compute(GeluForward{.y = a.act, .x = a.up, .N = N, .C = 4 * C_r}, s);
     const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for down", s);
     compute_linear(LinearOfGeluBackward{.d_up = d_up, .dw = g[DOWN_W], .db = g[UP_B], .dy = rows, .x = a.act,
                                         .up = a.up, .w = w[DOWN_W], .column_scratch = scratch.columns, .N = N,
@@ -156,7 +160,7 @@ inline void mlp_backward(floatX* dx, real* const* g, const BlockActivations& a, 
                    a.down_fp8, ctx);
 
     // 6.
-    if (recomputes)
+    if (recomputes_shared(a, ctx))
         compute(LayerNormForward{.y = a.ln2, .stats = a.ln2_stats, .x = a.mid, .w = w[LN2_W], .b = w[LN2_B],
                                  .N = N_r, .C = C}, s);
     compute_linear(LinearBackward{.dx = scratch.partial, .dw = g[UP_W], .dy = d_up,
@@ -196,7 +200,7 @@ inline void attention_backward(floatX* dx, real* const* g, const BlockActivation
                                   .p = a.probabilities, .qkv = a.qkv, .a = heads, .bias = bias}, s);
 
     // 2.
-    if (a.shares && !ctx.fp8) ln1_forward(a, w, ctx, batch);
+    if (recomputes_shared(a, ctx)) ln1_forward(a, w, ctx, batch);
     compute_linear(LinearBackward{.dx = scratch.partial, .dw = g[QKV_W], .dy = d_qkv,
                                   .x = gathered_input(ctx, a.ln1, N, "rows for qkv, again"), .w = w[QKV_W],
                                   .N = N, .C = C, .OC = 3 * C_r, .accumulate = ctx.accumulate},
@@ -204,8 +208,7 @@ inline void attention_backward(floatX* dx, real* const* g, const BlockActivation
     floatX* d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of qkv's gradient", s);
 
     // 1. adds to dx
-    compute(LayerNormBackward{.dx = dx, .dw = g[LN1_W], .db = g[LN1_B], .added_bias = nullptr,
-                              .dy = d_ln, .x = a.x, .w = w[LN1_W], .stats = a.ln1_stats,
-                              .column_scratch = scratch.columns, .N = N_r, .C = C,
-                              .accumulate = ctx.accumulate}, s);
+    compute(LayerNormBackward{.dx = dx, .dw = g[LN1_W], .db = g[LN1_B], .dy = d_ln, .x = a.x,
+                              .w = w[LN1_W], .stats = a.ln1_stats, .column_scratch = scratch.columns,
+                              .N = N_r, .C = C, .accumulate = ctx.accumulate}, s);
 }

@@ -137,8 +137,7 @@ inline void lm_head_backward(floatX* dx, real* const* g, const LmHeadActivations
     const floatX* dln =
         reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of the logits' gradient", s);
     compute(ClearValues{"dx", dx, (long)N_r * C}, s);  // LayerNormBackward adds to it
-    compute(LayerNormBackward{.dx = dx, .dw = g[LNF_W], .db = g[LNF_B], .added_bias = nullptr,
-                              .dy = dln, .x = x, .w = w[LNF_W], .stats = a.stats,
-                              .column_scratch = scratch.columns, .N = N_r, .C = C,
-                              .accumulate = ctx.accumulate}, s);
+    compute(LayerNormBackward{.dx = dx, .dw = g[LNF_W], .db = g[LNF_B], .dy = dln, .x = x,
+                              .w = w[LNF_W], .stats = a.stats, .column_scratch = scratch.columns, .N = N_r,
+                              .C = C, .accumulate = ctx.accumulate}, s);
 }

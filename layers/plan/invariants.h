@@ -3,7 +3,7 @@
 //   what must hold                                             who sees to it             found by
 //   A gradient is set where the step first touches it, from    LayerContext.accumulate    touch_gradient
 //   then on only added to.
-//   Each micro-batch makes each gradient once (wte's: logits   block.h: table of biases   touch_gradient,
+//   Each micro-batch makes each gradient once (wte's: logits   block.h: list of biases    touch_gradient,
 //   and lookups).                                                                         complete
 //   A bucket's reduction starts when all its gradients are     begin_reduction, stage.h   complete,
 //   complete; then nothing adds to them.                                                  touch_gradient

@@ -29,7 +29,7 @@ OPERATIONS = {
         "Layer norm",
         r"y = \frac{x - \mu}{\sigma} \cdot w + b",
         "Over the C values of each token: mean 0, variance 1, then a learnt scale and shift. Over several"
-        " tensor-parallel ranks the branch before it is added in the same pass: x = residual + f + bias.",
+        " tensor-parallel ranks a block's second one adds attention's branch on the way.",
     ),
     "linear_forward": (
         "Linear layer",
@@ -57,7 +57,7 @@ OPERATIONS = {
     "residual_forward": (
         "Residual",
         r"y = x + f + b",
-        "The last block of the stage adds its branch; nothing follows that could share the pass.",
+        "Over several tensor-parallel ranks the MLP's reduced sums and its bias are added by themselves.",
     ),
     "cross_entropy": (
         "Softmax, cross-entropy and its gradient",
