@@ -11,7 +11,7 @@
 //   communicates: nothing    cost: 8*N*C flops; forward reads x, writes y (with f it reads two
 //                            and writes two); backward reads x, dy, dx and writes dx: memory bound
 //   gpu: a row is held in the registers of 1, 4, 16 or 32 warps, at most 32 values a thread, 16 bytes a read.
-//   In backward each group of warps strides over the rows and keeps its own sums for dw, db and dx. The plain
+//   In backward each group of warps strides over the rows and keeps its own sums for dw and db. The plain
 //   kernels handle rows that are not whole vectors, or longer than 32768 (backward: 16384, as 32 warps would
 //   have too few registers).
 #pragma once
@@ -24,9 +24,8 @@ struct NormStats { real *mean, *rstd; };  // (N) each
 // Backward distributes the rows over groups of warps (those that share a row), each with its own sums:
 // used_groups(), at most most_row_groups(C). The number depends on N and C alone: the order of summation is
 // the same on every GPU
-constexpr int longest_summed_row = 4096;  // for longer rows LayerNormBackward has no registers to sum dx too
 constexpr int most_row_groups(int C) { return C <= 1024 ? 1536 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
-// dw, db and the bias gradient of the branch before
+// dw and db
 inline long row_scratch(int C) { return most_column_sums * (most_row_groups(C) * C + column_sum_scratch(C)); }
 
 // ---- the operations --------------------------------------------------------------------------------------
@@ -68,9 +67,6 @@ struct LayerNormForward {
 struct LayerNormBackward {
     floatX* dx;
     real *dw, *db;
-    // (C): the gradient of a bias that was added to x just before the layer norm (OUT_B), the column sums of
-    // the new dx; nullptr: not wanted
-    real* added_bias = nullptr;
     const floatX *dy, *x, *w;
     NormStats stats;
     real* column_scratch;  // row_scratch(C) values
@@ -81,13 +77,7 @@ struct LayerNormBackward {
     std::vector<Tensor> tensors() const {
         return {reads("dy", dy, N, C), reads("x", x, N, C), reads("w", w, C), reads("mean", stats.mean, N),
                 reads("rstd", stats.rstd, N), updates("dx", dx, N, C),
-                sums_to("dw", dw, accumulate, C), sums_to("db", db, accumulate, C),
-                sums_to("added_bias", added_bias, accumulate, C)};
-    }
-    // for long rows the new dx is read once more, for the gradient of the bias before the layer norm
-    std::vector<Work> works() const {
-        double again = added_bias && C > longest_summed_row;
-        return {moves((4 + again) * N * C)};
+                sums_to("dw", dw, accumulate, C), sums_to("db", db, accumulate, C)};
     }
     void ref(Stream) const;
     void gpu(Stream) const;
@@ -131,7 +121,7 @@ void LayerNormForward::ref(Stream s) const {
 }
 
 // with xhat = (x - mean) * rstd and g = dy * w:  dx += rstd * (g - mean(g) - xhat * mean(g * xhat))
-void LayerNormBackward::ref(Stream s) const {
+void LayerNormBackward::ref(Stream) const {
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX *xn = x + (long)n * C, *dyn = dy + (long)n * C;
@@ -177,7 +167,6 @@ void LayerNormBackward::ref(Stream s) const {
             db[c0 + c] = (accumulate ? db[c0 + c] : 0) + b_sum[c];
         }
     }
-    if (added_bias) ref::column_sum(added_bias, dx, column_scratch, N, C, accumulate, s);
 }
 #endif
 
@@ -261,8 +250,6 @@ void with_row_warps(int C, Function call) {
 
 // the number of groups that share N rows
 inline int used_groups(int N, int C) { return std::min(most_row_groups(C), ceil_div(N, 4) * 4); }
-// whether LayerNormBackward sums the new dx as well
-inline bool sums_on_the_way(int C) { return row_warps(C) > 0 && C <= longest_summed_row; }
 
 // ---- the residual -----------------------------------------------------------------------------------------
 
@@ -349,14 +336,13 @@ constexpr int norm_backward_blocks(int warps, int vectors) {
     return vectors == row_vectors ? 1 : warps == 1 ? 3 : warps == 4 ? 4 : 1;
 }
 
-// parts (2 or, with SUMS, 3, groups, C): each group's sums for dw, for db, and of the new dx
-template <int WARPS, int VECTORS, bool SUMS>
+// parts (2, groups, C): each group's sums for dw and for db
+template <int WARPS, int VECTORS>
 __global__ void __launch_bounds__(row_threads(WARPS), norm_backward_blocks(WARPS, VECTORS))
 layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const floatX* x, const floatX* w,
                                NormStats stats, int N, int C) {
     int first = thread_first_row<WARPS>(), step = gridDim.x * rows_per_block<WARPS>();
     real dw[VECTORS][vec_size] = {}, db[VECTORS][vec_size] = {};
-    real sums[SUMS ? VECTORS : 1][vec_size] = {};
     constexpr bool keeps = WARPS < 16;  // 16 warps or more leave a thread too few registers: they read twice
     real inverse = 1 / real(C);
 
@@ -397,7 +383,6 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
             for (int i = 0; i < vec_size; i++) {
                 real xhat = (real(xk.at[i]) - m) * r, g = real(gk.at[i]) * real(wk.at[i]);
                 dk.at[i] = floatX(real(dk.at[i]) + r * (g - g_sum - xhat * gx_sum));
-                if (SUMS) sums[k][i] += real(dk.at[i]);
             }
             store_row_vector<WARPS>(dx + row, k, dk, C);
         }
@@ -411,7 +396,6 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
         for (int i = 0; i < vec_size; i++) {
             parts[(long)first * C + c + i] = dw[k][i];
             parts[((long)step + first) * C + c + i] = db[k][i];
-            if (SUMS) parts[(2L * step + first) * C + c + i] = sums[k][i];
         }
     }
 }
@@ -504,28 +488,16 @@ void LayerNormBackward::gpu(Stream s) const {
         LAUNCH(gpu::column_sum_normalised_kernel, gpu::column_blocks<vec_size>(C, parts),
                dim3(gpu::column_lanes, gpu::column_rows), 0, s, sums, dy, x, stats.mean, stats.rstd, N, C);
         gpu::column_sum_finish({{dw}}, 1, sums, parts, C, accumulate, s);
-        if (added_bias) gpu::column_sum(added_bias, dx, sums, N, C, accumulate, s);
         return;
     }
 
-    // the rows' kernel leaves each group's sums of columns; where registers suffice, also those of the new dx
-    bool fused = added_bias && gpu::sums_on_the_way(C);
+    // the rows' kernel leaves each group's sums of columns
     gpu::with_row_warps(C, [&](auto warps, auto vectors) {
         constexpr int W = std::min(decltype(warps)::value, 16), V = decltype(vectors)::value;
         constexpr int block = gpu::row_threads(W);
-        if constexpr (W < 16)
-            if (fused) {
-                LAUNCH((gpu::layernorm_backward_rows_kernel<W, V, true>), groups / (block / (W * 32)), block,
-                       0, s, dx, column_scratch, dy, x, w, stats, N, C);
-                return;
-            }
-        LAUNCH((gpu::layernorm_backward_rows_kernel<W, V, false>), groups / (block / (W * 32)), block, 0, s,
-               dx, column_scratch, dy, x, w, stats, N, C);
+        LAUNCH((gpu::layernorm_backward_rows_kernel<W, V>), groups / (block / (W * 32)), block, 0, s, dx,
+               column_scratch, dy, x, w, stats, N, C);
     });
-
-    gpu::ColumnSums all = {{dw, db, added_bias}};
-    gpu::column_sums(all, fused ? 3 : 2, column_scratch, sums, groups, C, accumulate, s);
-    if (added_bias && !fused)
-        gpu::column_sum(added_bias, dx, sums, N, C, accumulate, s);
+    gpu::column_sums({{dw, db}}, 2, column_scratch, sums, groups, C, accumulate, s);
 }
 #endif

@@ -75,7 +75,7 @@ void test_gradients() {
             return dot(y, r);
         };
         forward();
-        LayerNormBackward{dx.data(), dw.data(), db.data(), nullptr, r.data(), x.data(), w.data(),
+        LayerNormBackward{dx.data(), dw.data(), db.data(), r.data(), x.data(), w.data(),
                           {mean.data(), rstd.data()}, nullptr, N, C, false}.ref(nullptr);
         differences("layernorm dx", x, wide(dx), forward);
         differences("layernorm dw", w, wide(dw), forward);

@@ -135,7 +135,7 @@ void kernels_layernorm() {
             y(N * C);
         X dy(random_values<floatX>(N * C, 4)), dx(random_values<floatX>(N * C, 5));
         R mean(N), rstd(N), dw(random_values<real>(C, 6)), db(random_values<real>(C, 7)),
-            dbias(random_values<real>(C, 10)), scratch(row_scratch(C));
+            dbias(random_values<real>(C, 10)), scratch(std::max(row_scratch(C), column_sum_scratch(C)));
         std::string size = text(" %d x %d", N, C);
 
         both_ways([&] { return LayerNormForward{y, {mean, rstd}, x, w, b, N, C}; });
@@ -150,28 +150,16 @@ void kernels_layernorm() {
 
         for (bool add : {false, true}) {
             both_ways([&] {
-                return LayerNormBackward{dx, dw, db, dbias, dy, x, w, {mean, rstd}, scratch, N, C, add};
+                return LayerNormBackward{dx, dw, db, dy, x, w, {mean, rstd}, scratch, N, C, add};
             });
             std::string what = (add ? ", added to" : ", set") + size;
-
-            // the sums take up terms that are rounded anew
-            dbias.compare("bias in front of a layernorm" + what,
-                          sizeof(floatX) == 2 ? rounding : sums_tolerance);
             dx.compare("layernorm dx" + what, (1 + add) * rounding);
             dw.compare("layernorm dw" + what, sums_tolerance);
             db.compare("layernorm db" + what, sums_tolerance);
 
-            R apart(random_values<real>(C, 11));
-            both_ways([&] { return BiasBackward{apart, dx, scratch, N, C, add}; });
-            apart.compare("bias alone" + what, sizeof(floatX) == 2 ? rounding : sums_tolerance);
-
-            // without that bias the rest is the same
-            X other(random_values<floatX>(N * C, 5));
-            both_ways([&] {
-                return LayerNormBackward{other, dw, db, nullptr, dy, x, w, {mean, rstd}, scratch, N, C,
-                                         false};
-            });
-            other.compare("layernorm dx alone" + what, rounding);
+            // dx differs by a rounding here and there, and so do its sums
+            both_ways([&] { return BiasBackward{dbias, dx, scratch, N, C, add}; });
+            dbias.compare("bias" + what, sizeof(floatX) == 2 ? rounding : sums_tolerance);
         }
     }
 }

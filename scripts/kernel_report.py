@@ -140,14 +140,12 @@ def works_of(m, kernels, operations):
 
     P = operations["square_sums"]["bytes"] / 4
     norm = f"layernorm_forward_rows_kernel<{warps},{vectors}>"
-    backward_norm = f"layernorm_backward_rows_kernel<{warps},{vectors},"
     return [
         of("layernorm_forward", norm, N / groups, threads),
         attention,
         Work(f"flash_delta_kernel<{HS}>", attention.launches, 2 * rows, N * NH * lanes / 128, 128),
         attention_backward,
-        Work(backward_norm + "true>", L, 4 * rows, N / groups, threads),  # in step 5
-        Work(backward_norm + "false>", L + 1, 4 * rows, N / groups, threads),
+        of("layernorm_backward", norm.replace("forward", "backward"), N / groups, threads),
         of("layernorm_backward", "column_sum_kernel<float>", 0, 256, 1, 0),
         of("layernorm_backward", "column_sum_finish_kernel", 0, 128, 1, 0),
         Work("column_sum_kernel<bfloat16>", L, 4 * rows, 0, 256),  # up's bias gradient

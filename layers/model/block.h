@@ -127,7 +127,7 @@ inline const floatX* gathered_input(const LayerContext& ctx, const floatX* x, in
 // g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to. A linear layer's bias has
 // its gradient, a column sum, where the summed rows are at hand:
 //   UP_B    in step 7, of d_up
-//   OUT_B   in step 5, of the new dx
+//   OUT_B   in step 4, of dx
 //   QKV_B   in step 3, of d_qkv, by attention's backward
 //   DOWN_B  in step 8, of dx
 // With sequence parallelism, gradients of replicated tensors cover only this rank's rows; optimizer.h sums
@@ -169,11 +169,10 @@ inline void mlp_backward(floatX* dx, real* const* g, const BlockActivations& a, 
                    a.up_fp8, ctx);
     floatX* d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of up's gradient", s);
 
-    // 5. adds to dx, the residual stream's gradient; the sum of its rows is the gradient of OUT_B (step 4)
-    compute(LayerNormBackward{.dx = dx, .dw = g[LN2_W], .db = g[LN2_B], .added_bias = g[OUT_B],
-                              .dy = d_ln, .x = a.mid, .w = w[LN2_W], .stats = a.ln2_stats,
-                              .column_scratch = scratch.columns, .N = N_r, .C = C,
-                              .accumulate = ctx.accumulate}, s);
+    // 5. adds to dx, the residual stream's gradient
+    compute(LayerNormBackward{.dx = dx, .dw = g[LN2_W], .db = g[LN2_B], .dy = d_ln, .x = a.mid,
+                              .w = w[LN2_W], .stats = a.ln2_stats, .column_scratch = scratch.columns,
+                              .N = N_r, .C = C, .accumulate = ctx.accumulate}, s);
 }
 
 // Steps 4 to 1: dx becomes the gradient of x
@@ -184,7 +183,9 @@ inline void attention_backward(floatX* dx, real* const* g, const BlockActivation
     int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size, C = ctx.shape.C, C_r = C / t;
     floatX *d_qkv = scratch.wide, *d_o = scratch.partial;
 
-    // 4.
+    // 4. dx is also the gradient of the attention branch
+    compute(BiasBackward{.db = g[OUT_B], .dy = dx, .column_scratch = scratch.columns, .N = N_r, .C = C,
+                         .accumulate = ctx.accumulate}, s);
     const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for out", s);
     compute_linear(LinearBackward{.dx = d_o, .dw = g[OUT_W], .dy = rows, .x = a.o, .w = w[OUT_W], .N = N,
                                   .C = C_r, .OC = C, .accumulate = ctx.accumulate}, a.out_fp8, ctx);

@@ -54,7 +54,7 @@ void test_invariants() {
     check(seen > 60, "the step was listened to");
 
     finds("a bias gradient is left out",
-          "h.0.mlp.c_proj.bias's gradient has come from 1 of 2", [&](Activity& a) {
+          "h.0.attn.c_proj.bias's gradient has come from 1 of 2", [&](Activity& a) {
         if (is(a, "bias_backward", 1, 0))
             std::erase_if(a.tensors, [](const Tensor& t) { return !strcmp(t.name, "db"); });
     });

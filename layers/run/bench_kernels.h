@@ -139,7 +139,7 @@ private:
             LayerNormForward{o, stats, nullptr, w, bias, N, C, b, a, c, bias}.gpu(nullptr);
         });
         measure("layer norm backward", 4 * A, 0, [&] {
-            LayerNormBackward{o, dw, db, db + C, a, b, w, stats, scratch, N, C, true}.gpu(nullptr);
+            LayerNormBackward{o, dw, db, a, b, w, stats, scratch, N, C, true}.gpu(nullptr);
         });
         measure("residual", 3 * A, 0, [&] { ResidualForward{o, a, b, bias, N, C}.gpu(nullptr); });
         measure("gelu", 8 * A, 0, [&] { gpu::gelu_forward(b, a, wide, nullptr); });
