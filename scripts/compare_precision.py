@@ -3,7 +3,8 @@
 [--steps N] [--output FOLDER]
 
 Trains one small model on TEXTFILE (default: the text of this repository) in fp32 on the CPU, and in bf16
-alone, with --fp8 yes, with --moments bf16, and with --master-weights no as well: on a GPU if there is one,
+alone, with --fp8 yes, with --fp8-lm-head yes as well, with --moments bf16, and with --master-weights no as
+well: on a GPU if there is one,
 else with the CPU's loops, which round as the kernels do. A second fp32 run with another seed shows how much
 runs differ by chance. Draws the losses (FOLDER/loss.svg), and fails if a run ends further from fp32 than
 twice that difference.
@@ -65,6 +66,7 @@ runs = {
     "fp32, another seed": ("cpu", "fp32", ["--seed", "4321"]),
     "bf16": (device, "bf16", []),
     "fp8": (device, "bf16", ["--fp8", "yes"]),
+    "fp8, LM head too": (device, "bf16", ["--fp8", "yes", "--fp8-lm-head", "yes"]),
     "bf16 moments": (device, "bf16", ["--moments", "bf16"]),
     "…, no master weights": (device, "bf16", ["--moments", "bf16", "--master-weights", "no"]),
 }

@@ -443,7 +443,8 @@ def larger():
 
 
 def fp8():
-    in_turn("124M in fp8", "124M", 64, {"bf16": "", "fp8": "--fp8 yes"})
+    ways = {"bf16": "", "fp8": "--fp8 yes", "fp8, LM head too": "--fp8 yes --fp8-lm-head yes"}
+    in_turn("124M in fp8", "124M", 64, ways)
     in_turn("1.3B in fp8", "1.3B", 16, {"bf16": "", "fp8": "--fp8 yes"}, rounds=1, steps=8)
 
 

@@ -256,6 +256,12 @@ if has_mpi; then
     fp8 two 2 --tensor-parallel 2
     fp8 two-rows 2 --tensor-parallel 2 --sequence-parallel no
     fp8 two-p2 4 --tensor-parallel 2 --pipeline-parallel 2 --recompute full
+    fp8 head 1 --fp8-lm-head yes
+    fp8 head-chunk 1 --fp8-lm-head yes --loss-chunk 64  # all rows: the loss moves into backward
+    fp8 head-p2 2 --fp8-lm-head yes --pipeline-parallel 2 --pipeline-chunks 2
+    fp8 head-two 2 --fp8-lm-head yes --tensor-parallel 2
+    fp8 head-rows 4 --fp8-lm-head yes --tensor-parallel 2 --pipeline-parallel 2 --recompute full
+    fp8 head-some 1 --fp8-lm-head yes --loss-chunk 16
     expect "fp8 in every layout" python3 - "$work" <<'PYTHON'
 import json, sys
 def losses(name):
@@ -264,7 +270,12 @@ one, two = losses("one"), losses("two")
 assert len(one) == 4 and one[-1] < one[0] - 0.5, one
 assert losses("one-full") == one and losses("one-p2") == one, (one, losses("one-full"), losses("one-p2"))
 assert losses("two-rows") == two and losses("two-p2") == two, (two, losses("two-rows"), losses("two-p2"))
-assert 0 < max(abs(a / b - 1) for a, b in zip(one, two)) < 3e-3, (one, two)
+head = losses("head")
+for same in (losses("head-chunk"), losses("head-p2")):
+    assert same == head, (head, same)
+assert losses("head-rows") == losses("head-two"), (losses("head-rows"), losses("head-two"))
+for other in (two, head, losses("head-two"), losses("head-some")):
+    assert 0 < max(abs(a / b - 1) for a, b in zip(one, other)) < 3e-3, (one, other)
 PYTHON
 fi
 

@@ -34,20 +34,19 @@ static void matmul_forward(floatX* y, const floatX* w, const floatX* b, const Fp
                                        .scale_b = &f.weights.scale(w)->inverse}, s);
 }
 
-// dy_is_scaled: f.d_up_scale is dy's; otherwise its scale is found here
-static void matmul_backward(floatX* dx, real* dw, const floatX* dy, bool dy_is_scaled, const Fp8Input& kept,
-                            const floatX* w, const Fp8Scratch& f, int N, int C, int OC, bool accumulate,
-                            Stream s) {
+static void matmul_backward(floatX* dx, real* dw, const floatX* dy, const Fp8Inputs& in, const floatX* w,
+                            const Fp8Scratch& f, int N, int C, int OC, bool accumulate, Stream s) {
     e5m2 *q = (e5m2*)f.dy, *q_t = (e5m2*)f.dy_t;
-    if (dy_is_scaled) dev::fp8_round(q, q_t, f.d_up_scale, dy, N, OC, s);
-    else round(q, q_t, f.dy_scale, dy, f, N, OC, s);
-    const float* scale = dy_is_scaled ? &f.d_up_scale->inverse : &f.dy_scale->inverse;
+    Fp8Scale* scale = in.dy_is_scaled ? f.d_up_scale : f.dy_scale;
+    if (in.largest_dy > 0) dev::fp8_set_scale(scale, fp8_scale(in.largest_dy, e5m2::largest), s);
+    if (in.knows_dy_scale()) dev::fp8_round(q, q_t, scale, dy, N, OC, s);
+    else round(q, q_t, scale, dy, f, N, OC, s);
 
-    dev::gemm(Gemm<real, e5m2, e4m3>{.out = dw, .a = q_t, .b = kept.transposed, .m = OC, .n = C, .k = N,
-                                     .transpose_b = true, .beta = real(accumulate), .scale_a = scale,
-                                     .scale_b = &kept.scale->inverse}, s);
+    dev::gemm(Gemm<real, e5m2, e4m3>{.out = dw, .a = q_t, .b = in.x.transposed, .m = OC, .n = C, .k = N,
+                                     .transpose_b = true, .beta = real(accumulate),
+                                     .scale_a = &scale->inverse, .scale_b = &in.x.scale->inverse}, s);
     dev::gemm(Gemm<floatX, e5m2, e4m3>{.out = dx, .a = q, .b = f.weights.transpose(w), .m = N, .n = C,
-                                       .k = OC, .transpose_b = true, .scale_a = scale,
+                                       .k = OC, .transpose_b = true, .scale_a = &scale->inverse,
                                        .scale_b = &f.weights.scale(w)->inverse}, s);
 }
 
@@ -76,13 +75,13 @@ void InFp8<LinearGeluForward>::execute(Stream s) const {
 template <>
 void InFp8<LinearBackward>::execute(Stream s) const {
     auto [dx, dw, dy, x, w, N, C, OC, accumulate] = layer;
-    ::fp8::matmul_backward(dx, dw, dy, in.dy_is_scaled, in.x, w, fp8, N, C, OC, accumulate, s);
+    ::fp8::matmul_backward(dx, dw, dy, in, w, fp8, N, C, OC, accumulate, s);
 }
 
 template <>
 void InFp8<LinearOfGeluBackward>::execute(Stream s) const {
     auto [d_up, dw, db, dy, x, up, w, column_scratch, N, C, OC, accumulate] = layer;
-    ::fp8::matmul_backward(d_up, dw, dy, false, in.x, w, fp8, N, C, OC, accumulate, s);
+    ::fp8::matmul_backward(d_up, dw, dy, in, w, fp8, N, C, OC, accumulate, s);
     dev::fp8_gelu_backward(d_up, db, up, column_scratch, N, C, accumulate,
                            {fp8.d_up_scale, fp8.parts, e5m2::largest}, s);
 }

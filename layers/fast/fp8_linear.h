@@ -1,4 +1,4 @@
-// fp8_linear.h   --fp8: a block's linear layers in 8 bits, as operations beside those of linear.cuh
+// fp8_linear.h   --fp8: linear layers in 8 bits, as operations beside those of linear.cuh
 //   A layer's input x is rounded where it is read or, for the layer behind GELU, where it is made; backward
 //   reads the rounded x that forward has left, never x itself.
 //   How tensors are rounded: fp8_round.cuh; the GEMMs: fp8_linear.cuh
@@ -34,7 +34,7 @@ struct Fp8Input {
     Fp8Scale* scale = nullptr;
 };
 
-// x, dy, dy_t: N * max(C, OC) numbers each, for one product; parts: most_fp8_parts
+// x: N * C, dy, dy_t: N * OC numbers, for one product; parts: most_fp8_parts
 struct Fp8Scratch {
     uint8_t *x, *dy, *dy_t;
     Fp8Scale *dy_scale, *d_up_scale;  // the latter from GELU's backward, for that of the layer before it
@@ -69,6 +69,9 @@ struct Fp8Inputs {
     Fp8Input y = {};            // of LinearGeluForward, which makes y in 8 bits only: the next layer's x
     bool x_is_rounded = false;  // forward: x is set already, by the layer before
     bool dy_is_scaled = false;  // backward: dy's scale is d_up_scale; whoever made dy has set it
+    float largest_dy = 0;       // backward: a bound of |dy|, from which its scale follows; 0: none is known
+
+    bool knows_dy_scale() const { return dy_is_scaled || largest_dy > 0; }
 };
 
 // an operation of linear.cuh, computed in 8 bits
@@ -129,7 +132,7 @@ inline std::vector<Tensor> InFp8<LinearBackward>::tensors() const {
 template <>
 inline std::vector<Work> InFp8<LinearBackward>::works() const {
     std::vector<Work> gemms = layer.works();
-    return {rounding_work((double)layer.N * layer.OC, in.dy_is_scaled), in_fp8(gemms[0]),
+    return {rounding_work((double)layer.N * layer.OC, in.knows_dy_scale()), in_fp8(gemms[0]),
             in_fp8(gemms[1])};
 }
 

@@ -6,8 +6,8 @@
 //          transposed copy and scale, so that backward does not read x itself. GELU's output is only made in
 //          fp8: its input is read instead
 //   communicates: nothing    cost: for each rounding two reads of x or dy (the first for the largest value,
-//                            but for GELU's dx, where it is found on the way) and two writes in fp8; for w,
-//                            once a pass
+//                            but for GELU's dx, where it is found on the way, and the logits' gradient, whose
+//                            bound is known) and two writes in fp8; for w, once a pass
 //   Their GEMMs: fp8_linear.cuh
 #pragma once
 #include "fp8_linear.h"
@@ -51,6 +51,8 @@ void fp8_find_scale(const WantedScale& wanted, const floatX* x, long n, Stream) 
     }
     *wanted.scale = fp8_scale(most, wanted.format_largest);
 }
+
+inline void fp8_set_scale(Fp8Scale* scale, Fp8Scale value, Stream) { *scale = value; }
 
 // q (N, C) and q_t (C, N) from x (N, C)
 template <bool GELU = false, class T8>
@@ -115,6 +117,12 @@ __global__ void fp8_scale_kernel(Fp8Scale* scale, const float* parts, int count,
     for (int i = threadIdx.x; i < count; i += blockDim.x) most = fmaxf(most, parts[i]);
     most = block_largest(most);
     if (threadIdx.x == 0) *scale = fp8_scale(most, format_largest);
+}
+
+__global__ void fp8_set_scale_kernel(Fp8Scale* scale, Fp8Scale value) { *scale = value; }
+
+inline void fp8_set_scale(Fp8Scale* scale, Fp8Scale value, Stream s) {
+    LAUNCH(fp8_set_scale_kernel, 1, 1, 0, s, scale, value);
 }
 
 // from the largest values of `count` parts, if the scale is wanted

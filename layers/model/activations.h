@@ -38,6 +38,7 @@ struct Setup {
     Recompute recompute = Recompute::None;
     bool flash = false;           // attention without a (T, T) tensor
     bool fp8 = false;             // the blocks' linear layers use FP8 GEMMs
+    bool fp8_lm_head = false;     // with fp8: the logits' as well
     bool bf16_moments = false;    // AdamW's moments are bf16; otherwise real
     bool master_weights = true;   // false: the bf16 parameters are the only copy of the weights
     bool several_micro_batches = false;  // some step has more than one: gradients are accumulated
@@ -105,6 +106,8 @@ struct LmHeadActivations {
     int outputs;                // most rows of logits in a batch
     int rows_held;              // rows of logits held at once
     bool loss_in_backward;      // backward computes logits and losses itself: see vocabulary.h
+    bool in_fp8 = false;        // --fp8-lm-head: its GEMMs are in 8 bits where the blocks' are
+    Fp8Inputs rows_fp8;         // with in_fp8: its input in 8 bits, for rows_held rows, like the logits
 };
 
 // ---- a micro-batch in flight -----------------------------------------------------------------------------
@@ -163,3 +166,11 @@ struct LayerContext {
     bool accumulate = false;  // backward adds to parameter gradients; otherwise it sets them
     bool fp8 = false;         // --fp8: the blocks' linear layers compute in 8 bits
 };
+
+// A linear layer, with --fp8 in 8 bits: `fp8` is its input as forward keeps it for backward
+template <class Layer>
+void compute_linear(const Layer& layer, const Fp8Inputs& fp8, const LayerContext& ctx,
+                    std::source_location where = std::source_location::current()) {
+    if (ctx.fp8) compute(InFp8<Layer>{layer, ctx.scratch.fp8, fp8}, ctx.stream, where);
+    else compute(layer, ctx.stream, where);
+}

@@ -36,14 +36,6 @@ inline void round_weights(const floatX* const* w, const LayerContext& ctx) {
     compute(RoundWeight{.w = w[DOWN_W], .fp8 = fp8, .C = 4 * C_r, .OC = C}, ctx.stream);
 }
 
-// A linear layer, with --fp8 in 8 bits: `fp8` is its input as forward keeps it for backward
-template <class Layer>
-void compute_linear(const Layer& layer, const Fp8Inputs& fp8, const LayerContext& ctx,
-                    std::source_location where = std::source_location::current()) {
-    if (ctx.fp8) compute(InFp8<Layer>{layer, ctx.scratch.fp8, fp8}, ctx.stream, where);
-    else compute(layer, ctx.stream, where);
-}
-
 // Steps 1 to 3, from a.x to a.o. w[BlockTensor]: this rank's shards of the block's parameters. For packed
 // batches: packed_attention(), inference/packed_batch.h
 inline void block_attention(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,

@@ -27,7 +27,7 @@ struct Model {
 
     floatX* weights = nullptr;
     real* gradients = nullptr;
-    Fp8Weights fp8 = {};  // with --fp8: copies of the blocks' matrices
+    Fp8Weights fp8 = {};  // with --fp8: copies of the blocks' matrices; with --fp8-lm-head of wte too
     // wte's gradient has two parts, as wte is the embedding and the LM head. This receives the logits' part:
     //   one stage, if some step of the run has several micro-batches: a buffer of its own. The first
     //     micro-batch sets it; after the last it is added to gradient(wte), which until then has the lookups'

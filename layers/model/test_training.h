@@ -17,6 +17,7 @@ struct Trial {  // a small model with its optimiser
                 {.B = B, .packs = true, .notes_greedy = true,
                  .recompute = o.recompute == "full" ? Recompute::Full : Recompute::None, .flash = flash,
                  .fp8 = o.fp8 == "yes",
+                 .fp8_lm_head = o.fp8_lm_head == "yes",
                  .bf16_moments = o.moments == "bf16",
                  .master_weights = o.master_weights == "yes",
                  .micro_batches = 8}),
@@ -142,34 +143,117 @@ void test_pytorch() {
     close("ten training losses", losses, wanted, sizeof(floatX) == 2 ? 0.02 : tolerance);
 }
 
+std::vector<real> gradient_of(const Model& model, const Parameter& p) {
+    std::vector<real> g(p.size);
+    copy_to_host(g.data(), model.gradients + p.offset, p.size * sizeof(real), nullptr);
+    return g;
+}
+
 // --fp8: each gradient is bf16's up to the rounding of its products' operands, by up to 2^-4 and 2^-3
-void training_gradients_in_fp8() {
+void training_gradients_in_fp8(bool lm_head) {
     Options in_bf16, in_fp8;
     in_fp8.fp8 = "yes";
+    if (lm_head) in_fp8.fp8_lm_head = "yes";
     ModelShape shape = {2, 64, 2, 32, 61, 64};
     Trial wanted(in_bf16, shape, 2), got(in_fp8, shape, 2);
     for (Trial* each : {&wanted, &got}) each->train(some_samples(4, 32, 61), 0, false);  // two micro-batches
 
     for (auto& p : wanted.model.table.list) {
-        std::vector<real> g(p.size), want(p.size);
-        copy_to_host(g.data(), got.model.gradients + p.offset, p.size * sizeof(real), nullptr);
-        copy_to_host(want.data(), wanted.model.gradients + p.offset, p.size * sizeof(real), nullptr);
-        double ratio = rms_off(g, want);
+        double ratio = rms_off(gradient_of(got.model, p), gradient_of(wanted.model, p));
         check(ratio < 0.3 && ratio > 1e-4, text("%s: fp8's gradient is off by %g", p.name.c_str(), ratio));
     }
+}
+
+// x (n), rounded to T8's format as the largest |x| scales it, in real numbers
+template <class T8>
+std::vector<double> in_8_bits(const std::vector<double>& x, double largest) {
+    Fp8Scale scale = fp8_scale((float)largest, T8::largest);
+    std::vector<double> out;
+    for (double v : x) out.push_back((float)T8::of((float)v * scale.scale) * (double)scale.inverse);
+    return out;
+}
+
+// --fp8-lm-head: rounded are wte, the final layer norm's rows and the logits' gradient, and nothing else
+void training_lm_head_in_fp8() {
+    constexpr int N = 64, C = 64, V = 61, T = 32;
+    Options o;
+    o.fp8 = o.fp8_lm_head = "yes";
+    Trial trial(o, {1, C, 1, T, V, 64}, N / T);
+    std::vector<int> samples = some_samples(N / T, T, V);
+    double loss = trial.train(samples, 0, false);
+    auto on_host = [](const floatX* x, long n) {
+        std::vector<floatX> out(n);
+        copy_to_host(out.data(), x, n * sizeof(floatX), nullptr);
+        return std::vector<double>(out.begin(), out.end());
+    };
+    auto largest = [](const std::vector<double>& x) {
+        double most = 0;
+        for (double v : x) most = std::max(most, std::abs(v));
+        return most;
+    };
+    auto target = [&](int n) { return samples[n / T * (T + 1) + n % T + 1]; };
+
+    // the mean loss, and the logits' gradient
+    std::vector<double> dlogits(N * V);
+    auto loss_of = [&](const std::vector<double>& rows, const std::vector<double>& wte) {
+        double mean = 0;
+        for (int n = 0; n < N; n++) {
+            double logits[V], sum = 0;
+            for (int v = 0; v < V; v++) {
+                double dot = 0;
+                for (int c = 0; c < C; c++) dot += rows[n * C + c] * wte[v * C + c];
+                logits[v] = (double)floatX((real)dot);
+                sum += std::exp(logits[v]);
+            }
+            mean += (std::log(sum) - logits[target(n)]) / N;
+            for (int v = 0; v < V; v++)
+                dlogits[n * V + v] = (double)floatX(real((std::exp(logits[v]) / sum - (v == target(n))) / N));
+        }
+        return mean;
+    };
+    std::vector<double> rows = on_host(trial.model.lm_head.ln, N * C);
+    std::vector<double> wte = on_host(trial.model.weights, V * C);
+    double exact = loss_of(rows, wte);
+    rows = in_8_bits<e4m3>(rows, largest(rows));
+    double rounded = loss_of(rows, in_8_bits<e4m3>(wte, largest(wte)));
+    check(std::abs(loss - rounded) < std::abs(loss - exact) / 20,
+          text("with the LM head in fp8 the loss is %.7f, wanted %.7f (in bf16 %.7f)", loss, rounded, exact));
+
+    // wte's gradient, of tokens that are never read: of those that are it has the lookups' part too
+    std::vector<double> d = in_8_bits<e5m2>(dlogits, 1.0 / N);
+    const ParameterTable& table = trial.model.table;
+    std::vector<real> all = gradient_of(trial.model, table.list[table.wte]), got, want;
+    for (int v = 0; v < V; v++) {
+        bool is_read = false;
+        for (int n = 0; n < N; n++) is_read |= samples[n / T * (T + 1) + n % T] == v;
+        for (int c = 0; c < C && !is_read; c++) {
+            double sum = 0;
+            for (int n = 0; n < N; n++) sum += d[n * V + v] * rows[n * C + c];
+            got.push_back(all[v * C + c]);
+            want.push_back((real)sum);
+        }
+    }
+    double off = rms_off(got, want);
+    check(got.size() > 5 * C && off < 0.01, text("the logits' part of wte's gradient is off by %g", off));
 }
 
 // --fp8: after each update GEMMs read the new weights, rounded anew; with full recomputation, the same bits
 void training_in_fp8() {
     if (sizeof(floatX) != 2) return;
-    training_gradients_in_fp8();
+    training_gradients_in_fp8(false);
+    training_gradients_in_fp8(true);
+    training_lm_head_in_fp8();
     Options o;
-    o.fp8 = "yes";
+    o.fp8 = o.fp8_lm_head = "yes";
     int V = 61;
     Trial trial(o, {2, 64, 1, 32, V, 64}, 2);
     Model& m = trial.model;
     o.recompute = "full";
     Trial recomputing(o, {2, 64, 1, 32, V, 64}, 2);
+    std::vector<const Parameter*> matrices = {&m.table.list[m.table.wte]};
+    for (int layer = 0; layer < 2; layer++)
+        for (BlockTensor matrix : {QKV_W, OUT_W, UP_W, DOWN_W})
+            matrices.push_back(&m.table.block(layer, matrix));
     std::vector<uint8_t> before;
 
     for (int step = 0; step < 2; step++) {
@@ -178,29 +262,26 @@ void training_in_fp8() {
         for (auto& p : m.table.list)
             check(trial.weights(p) == recomputing.weights(p), p.name + " after an update in fp8, recomputed");
         trial.train(some_samples(2, 32, V), 3e-3, false);  // one, without an update
-        for (int layer = 0; layer < 2; layer++)
-            for (BlockTensor matrix : {QKV_W, OUT_W, UP_W, DOWN_W}) {
-                const Parameter& p = m.table.block(layer, matrix);
-                const floatX* w = m.weights + p.offset;
-                bool is_input = matrix == QKV_W || matrix == UP_W;  // of a branch: C = 64, else OC = 64
-                int OC = is_input ? (int)p.size / 64 : 64, C = (int)p.size / OC;
-                std::vector<floatX> values(p.size);
-                std::vector<uint8_t> copy(p.size), transposed(p.size), want(p.size), want_t(p.size);
-                copy_to_host(values.data(), w, p.size * sizeof(floatX), m.stream);
-                copy_to_host(copy.data(), m.fp8.copy(w), p.size, m.stream);
-                copy_to_host(transposed.data(), m.fp8.transpose(w), p.size, m.stream);
-                Fp8Scale scale, want_scale;
-                copy_to_host(&scale, m.fp8.scale(w), sizeof scale, m.stream);
-                ref::fp8_find_scale({&want_scale, nullptr, e4m3::largest}, values.data(), p.size, nullptr);
-                ref::fp8_round((e4m3*)want.data(), (e4m3*)want_t.data(), &want_scale, values.data(), OC, C,
-                               nullptr);
-                check(copy == want && transposed == want_t && scale.scale == want_scale.scale,
-                      text("%s in 8 bits after %d updates", p.name.c_str(), step + 1));
-                if (layer == 0 && matrix == QKV_W) {
-                    check(copy != before, "the weights have moved");
-                    before = copy;
-                }
+        for (const Parameter* p : matrices) {
+            const floatX* w = m.weights + p->offset;
+            int C = (int)p->shape.back(), OC = (int)p->size / C;
+            std::vector<floatX> values(p->size);
+            std::vector<uint8_t> copy(p->size), transposed(p->size), want(p->size), want_t(p->size);
+            copy_to_host(values.data(), w, p->size * sizeof(floatX), m.stream);
+            copy_to_host(copy.data(), m.fp8.copy(w), p->size, m.stream);
+            copy_to_host(transposed.data(), m.fp8.transpose(w), p->size, m.stream);
+            Fp8Scale scale, want_scale;
+            copy_to_host(&scale, m.fp8.scale(w), sizeof scale, m.stream);
+            ref::fp8_find_scale({&want_scale, nullptr, e4m3::largest}, values.data(), p->size, nullptr);
+            ref::fp8_round((e4m3*)want.data(), (e4m3*)want_t.data(), &want_scale, values.data(), OC, C,
+                           nullptr);
+            check(copy == want && transposed == want_t && scale.scale == want_scale.scale,
+                  text("%s in 8 bits after %d updates", p->name.c_str(), step + 1));
+            if (p == matrices[0]) {
+                check(copy != before, "the weights have moved");
+                before = copy;
             }
+        }
     }
 }
 

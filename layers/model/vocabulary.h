@@ -67,11 +67,26 @@ inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, c
     return gather_rows(ctx.tp, all, a.ln, N, C, "rows for the logits", s);
 }
 
-// rows (n, C) -> logits (n, Vp_r), never in FP8; n is at most a.rows_held
+// the LM head computes in 8 bits with --fp8-lm-head only, and where the blocks do
+inline LayerContext lm_head_context(const LmHeadActivations& a, LayerContext ctx) {
+    ctx.fp8 = ctx.fp8 && a.in_fp8;
+    return ctx;
+}
+
+// --fp8-lm-head: wte in 8 bits, before a pass's first logits (block.h: round_weights)
+inline void round_lm_head(const LmHeadActivations& a, const MicroBatch& mb, const floatX* wte,
+                          const LayerContext& ctx) {
+    if (!lm_head_context(a, ctx).fp8 || mb.index > 0) return;
+    compute(RoundWeight{.w = wte, .fp8 = ctx.scratch.fp8, .C = ctx.shape.C,
+                        .OC = ctx.shape.Vp / ctx.tp.group.size}, ctx.stream);
+}
+
+// rows (n, C) -> logits (n, Vp_r); n is at most a.rows_held
 inline void logits_forward(const LmHeadActivations& a, const floatX* rows, const floatX* wte, int n,
                            const LayerContext& ctx) {
-    compute(LinearForward{.y = a.logits, .x = rows, .w = wte, .b = nullptr, .N = n, .C = ctx.shape.C,
-                          .OC = ctx.shape.Vp / ctx.tp.group.size}, ctx.stream);
+    compute_linear(LinearForward{.y = a.logits, .x = rows, .w = wte, .b = nullptr, .N = n, .C = ctx.shape.C,
+                                 .OC = ctx.shape.Vp / ctx.tp.group.size},
+                   a.rows_fp8, lm_head_context(a, ctx));
 }
 
 // Loss of n rows of logits, from the micro-batch's row `first` on: adds to losses; with notes_greedy, sets
@@ -105,6 +120,7 @@ inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int f
 inline void lm_head_forward(const LmHeadActivations& a, const MicroBatch& mb, const floatX* rows, int N,
                             real dloss, const floatX* const* w, const LayerContext& ctx,
                             bool notes_greedy = false) {
+    round_lm_head(a, mb, w[LOGITS_W], ctx);
     for (int first = 0; first < N; first += a.rows_held) {
         int n = std::min(a.rows_held, N - first);
         logits_forward(a, rows + (long)first * ctx.shape.C, w[LOGITS_W], n, ctx);
@@ -121,7 +137,12 @@ inline void lm_head_backward(floatX* dx, real* const* g, const LmHeadActivations
     const floatX *x = mb.kept.y.x, *rows = a.input_rows ? a.input_rows : a.ln;
     int N = mb.batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C, Vp_r = ctx.shape.Vp / ctx.tp.group.size;
 
-    if (a.loss_in_backward) rows = lm_head_rows(a, x, w, ctx, mb.batch);
+    if (a.loss_in_backward) {
+        rows = lm_head_rows(a, x, w, ctx, mb.batch);
+        round_lm_head(a, mb, w[LOGITS_W], ctx);
+    }
+    Fp8Inputs fp8 = a.rows_fp8;
+    fp8.largest_dy = (float)dloss;  // of |softmax - onehot| * dloss
     for (int first = 0; first < N; first += a.rows_held) {
         int n = std::min(a.rows_held, N - first);
         const floatX* some = rows + (long)first * C;
@@ -129,9 +150,10 @@ inline void lm_head_backward(floatX* dx, real* const* g, const LmHeadActivations
             logits_forward(a, some, w[LOGITS_W], n, ctx);
             loss_forward(a, mb, first, n, dloss, ctx);
         }
-        compute(LinearBackward{.dx = scratch.partial + (long)first * C, .dw = g[LOGITS_W], .dy = a.logits,
-                               .x = some, .w = w[LOGITS_W], .N = n, .C = C, .OC = Vp_r,
-                               .accumulate = ctx.accumulate || first > 0}, s);
+        compute_linear(LinearBackward{.dx = scratch.partial + (long)first * C, .dw = g[LOGITS_W],
+                                      .dy = a.logits, .x = some, .w = w[LOGITS_W], .N = n, .C = C, .OC = Vp_r,
+                                      .accumulate = ctx.accumulate || first > 0},
+                       fp8, lm_head_context(a, ctx));
     }
 
     const floatX* dln =

@@ -349,11 +349,11 @@ inline std::string plan_json(const Plan& plan) {
     const Options& o = plan.o;
     out += text(
         " \"pipeline_chunks\": %d, \"pipeline_group\": %d, \"sequence_parallel\": %s, \"recompute\": %s, "
-        "\"zero\": %d, \"attention\": %s, \"fp8\": %s, \"loss_chunk\": %d,\n",
+        "\"zero\": %d, \"attention\": %s, \"fp8\": %s, \"fp8_lm_head\": %s, \"loss_chunk\": %d,\n",
         o.pipeline_chunks, pipeline_shape(o, plan.grid.d, o.batch).interleave_group,
         o.sequence_parallel == "yes" ? "true" : "false", json_quote(o.recompute).c_str(), o.zero,
         uses_flash(o, plan.target) ? "\"flash\"" : "\"materialised\"", o.fp8 == "yes" ? "true" : "false",
-        o.loss_chunk);
+        o.fp8_lm_head == "yes" ? "true" : "false", o.loss_chunk);
     out += text(" \"precision\": %s, \"hardware\": %s, \"memory_limit\": %.0f, \"fits\": %s,\n",
                 json_quote(plan.target.precision.name).c_str(), json_quote(plan.hardware.name).c_str(),
                 plan.hardware.gpu.memory, plan.fits() ? "true" : "false");

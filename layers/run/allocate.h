@@ -99,6 +99,8 @@ inline void place(Arena& arena, LmHeadActivations& a, const Model& model) {
     a.stats.rstd = arena.take_real(N_r);
     a.largest = arena.take_real(a.rows_held);
     a.sums = arena.take_real(2L * a.rows_held);
+    a.in_fp8 = setup.fp8_lm_head;
+    if (a.in_fp8) place(arena, a.rows_fp8.x, a.rows_held, shape.C);
 }
 
 // of one micro-batch in one chunk of layers
@@ -158,8 +160,10 @@ inline void place(Arena& arena, Scratch& scratch, const Model& model) {
 
     Fp8Scratch& fp8 = scratch.fp8;
     if (setup.fp8) {
-        long rows = N * std::max<long>(C, 4 * C / t);
-        for (uint8_t** p : {&fp8.x, &fp8.dy, &fp8.dy_t}) *p = arena.take<uint8_t>(rows);
+        long widest = N * std::max<long>(C, 4 * C / t);
+        long logits = model.lm_head.in_fp8 ? model.lm_head.rows_held * (shape.Vp / t) : 0;
+        fp8.x = arena.take<uint8_t>(widest);
+        for (uint8_t** p : {&fp8.dy, &fp8.dy_t}) *p = arena.take<uint8_t>(std::max(widest, logits));
         for (Fp8Scale** p : {&fp8.dy_scale, &fp8.d_up_scale}) *p = arena.take<Fp8Scale>(1);
         fp8.parts = arena.take<float>(most_fp8_parts(4 * C / t));
     }
@@ -190,9 +194,14 @@ inline void place_fp8_weights(Arena& arena, Model& model) {
     const ParameterTable& table = model.table;
     int last_layer = model.setup.chunks * model.chunk_layers() - 1;
     const Parameter &first = table.block(0, LN1_W), &last = table.block(last_layer, DOWN_B);
-    long elements = last.offset + last.size - first.offset;
+    long start = first.offset, elements = last.offset + last.size - start;
     model.fp8.spacing = table.block(0, OUT_W).size;
-    model.fp8.parameters = model.weights + first.offset;
+    if (model.lm_head.in_fp8) {  // wte lies before the blocks or behind them
+        start = 0;
+        elements = table.elements;
+        model.fp8.spacing = std::min(model.fp8.spacing, table.list[table.wte].size);
+    }
+    model.fp8.parameters = model.weights + start;
     model.fp8.copies = arena.take<e4m3>(elements);
     model.fp8.transposed = arena.take<e4m3>(elements);
     model.fp8.scales = arena.take<Fp8Scale>(elements / model.fp8.spacing + 1);

@@ -165,6 +165,7 @@ inline const std::vector<RunOption> option_table = [] {
          "rows of logits held at once; any number moves the loss into backward (default: all rows)"},
         {"fp8", &O::fp8, 0,
          "yes or no: the blocks' linear layers in FP8 (e4m3 forward, e5m2 gradients; sm_89 or later)"},
+        {"fp8-lm-head", &O::fp8_lm_head, 0, "yes or no: with --fp8 yes, the LM head's GEMMs in FP8 as well"},
         {"moments", &O::moments, 0,
          "storage of AdamW's moments: fp32 (fp64 in an fp64 build), or bf16 with stochastic rounding"},
         {"master-weights", &O::master_weights, 0,

@@ -51,9 +51,9 @@ inline void take_from_checkpoint(Run& run) {
 // belongs to the machine (layout, kernels) or names files is not among them; the micro-batch, which belongs
 // to both, is taken where that is possible: micro_batch_of_checkpoint()
 inline const std::vector<std::string> inherited_options = {
-    "model", "pad-vocabulary", "loss-on", "moments", "master-weights", "fp8", "steps", "until-tokens",
-    "batch", "ramp-start", "ramp-increment", "ramp-tokens", "learning-rate", "min-learning-rate",
-    "warmup-tokens", "decay-tokens", "beta1", "beta2", "epsilon", "weight-decay", "clip",
+    "model", "pad-vocabulary", "loss-on", "moments", "master-weights", "fp8", "fp8-lm-head", "steps",
+    "until-tokens", "batch", "ramp-start", "ramp-increment", "ramp-tokens", "learning-rate",
+    "min-learning-rate", "warmup-tokens", "decay-tokens", "beta1", "beta2", "epsilon", "weight-decay", "clip",
     "evaluate-every", "evaluate-batches", "sample-every", "sample-tokens", "spike-z"};
 inline const std::vector<std::string> inherited_with_save = {
     "save-every", "save-seconds", "mtbf", "keep", "save-attempts", "on-spike"};
@@ -71,7 +71,8 @@ inline const std::vector<std::string> not_inherited = {
 // whether this build and device can train with a checkpoint's value
 inline bool is_possible_here(const std::string& name, const std::string& value) {
     if (name == "master-weights") return value == "yes" || !master_is_parameter;
-    if (name == "fp8") return value == "no" || (sizeof(floatX) == 2 && device_has_fp8());
+    if (name == "fp8" || name == "fp8-lm-head")
+        return value == "no" || (sizeof(floatX) == 2 && device_has_fp8());
     return true;
 }
 
@@ -316,6 +317,17 @@ inline void check_fp8(const Run& run) {
              "%d and 16", o.hidden, t, o.sequence, 16 * t);
 }
 
+inline void check_fp8_lm_head(const Run& run) {
+    const Options& o = run.options;
+    int Vp = run.state.shape.Vp, t = run.grid.t;
+    if (o.fp8 != "yes") fail("--fp8-lm-head yes wants --fp8 yes as well");
+    if (Vp % (16 * t))
+        fail("--fp8-lm-head yes with a vocabulary padded to %d over %d tensor-parallel ranks: wants a "
+             "multiple of %d: choose another --pad-vocabulary", Vp, t, 16 * t);
+    if (o.loss_chunk % 16)
+        fail("--fp8-lm-head yes with --loss-chunk %d: wants a multiple of 16", o.loss_chunk);
+}
+
 // options whose values are words
 inline void check_words(const Options& o) {
     struct { const char* name; const std::string& value; std::vector<std::string> wants; } words[] = {
@@ -326,6 +338,7 @@ inline void check_words(const Options& o) {
         {"graph", o.graph, {"yes", "no", "auto"}},
         {"on-spike", o.on_spike, {"stop", "skip", "back"}},
         {"fp8", o.fp8, {"yes", "no"}},
+        {"fp8-lm-head", o.fp8_lm_head, {"yes", "no"}},
         {"other-data", o.other_data, {"yes", "no"}},
         {"moments", o.moments, {"fp32", "bf16"}},
         {"long-continuations", o.long_continuations, {"skip", "refuse"}},
@@ -380,6 +393,7 @@ inline void check_parallel(const Run& run) {
         fail("--graph yes with --loss-on answers: each step divides by another number of tokens: choose "
              "--graph no or auto");
     if (o.fp8 == "yes") check_fp8(run);
+    if (o.fp8_lm_head == "yes") check_fp8_lm_head(run);
     if (o.master_weights == "no" && o.plan.empty() && master_is_parameter)
         fail("--master-weights no in " PRECISION_NAME ": wants a bf16 build: make PRECISION=bf16");
     if (o.zero > 1) fail("--zero %d: wants 0 or 1", o.zero);

@@ -50,7 +50,7 @@ struct Options : OptimizerOptions {
     int tensor_parallel = 1, pipeline_parallel = 1, pipeline_chunks = 1, pipeline_group = 0, zero = 1;
     int loss_chunk = 0;
 
-    std::string graph = "auto", fp8 = "no", moments = "fp32", master_weights = "yes";
+    std::string graph = "auto", fp8 = "no", fp8_lm_head = "no", moments = "fp32", master_weights = "yes";
     std::string loss_on = "all";
     std::string sequence_parallel = "yes", recompute = "none", attention = "auto";
 

@@ -79,6 +79,7 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
                .recompute = recompute_of(o),
                .flash = flash,
                .fp8 = o.fp8 == "yes",
+               .fp8_lm_head = o.fp8_lm_head == "yes",
                .bf16_moments = o.moments == "bf16",
                .master_weights = o.master_weights == "yes",
                .loss_in_backward = o.loss_chunk > 0,
@@ -191,9 +192,10 @@ inline bool tune(Model& model, Optimizer& optimizer, const Options& o, RunState&
     std::string key =
         text("graph " PRECISION_NAME
              " %d layers %d hidden %d heads %d x %d of %d recompute %d flash %d "
-             "fp8 %d rows of logits %d micro-batches %d",
+             "fp8 %d %d rows of logits %d micro-batches %d",
              shape.L, shape.C, shape.NH, model.setup.B, shape.T, shape.Vp, (int)model.setup.recompute,
-             model.setup.flash, model.setup.fp8, model.lm_head.rows_held, timed_micro_batches(model));
+             model.setup.flash, model.setup.fp8, model.setup.fp8_lm_head, model.lm_head.rows_held,
+             timed_micro_batches(model));
 
     auto run = [&](int way) {
         if (!way) {

@@ -203,6 +203,11 @@ void test_program() {
     program_refuses("--train " + tokens + small + "--resume " + s + "/nothing",
                     "/nothing: does not exist: choose a folder that --save wrote");
     program_refuses("--generate hello", "give --resume DIR");
+    program_refuses("--train " + tokens + small + "--fp8-lm-head yes", "wants --fp8 yes as well");
+    std::string in_fp8 = "--plan --hidden 16 --layers 1 --heads 1 --sequence 16 --fp8 yes --fp8-lm-head yes ";
+    program_refuses(in_fp8 + "--loss-chunk 24", "with --loss-chunk 24: wants a multiple of 16");
+    program_refuses(in_fp8 + "--pad-vocabulary 1", "padded to 50257 over 1 tensor-parallel ranks: wants a "
+                                                   "multiple of 16: choose another --pad-vocabulary");
     program_refuses("--train " + tokens + small + "--steps 2 --save /proc/here", "cannot be written");
     program_refuses("--train " + tokens + small + "--tokenizer /nowhere.bpe", "cannot be read");
 

@@ -61,7 +61,8 @@ void test_recipe() {
                           "b                          0.9231     not here         2400         -\n"),
           "what 26 samples draw:\n" + draws);
     for (const char* name : {"sequence-parallel", "recompute", "attention", "loss-on", "graph", "on-spike",
-                             "fp8", "other-data", "moments", "long-continuations", "master-weights"})
+                             "fp8", "fp8-lm-head", "other-data", "moments", "long-continuations",
+                             "master-weights"})
         refuses((text("--%s nonsense: wants ", name)).c_str(),
                 [&] { check_words(options_of({text("--%s", name), "nonsense"})); });
     refuses("write WEIGHT:FILE for each", [] { parse_sets({"0.5:a.bin", "b.bin"}); });
