@@ -181,6 +181,20 @@ void test_scores() {
     Json json = Json::parse(task_json({r}, "m", 3), "results");
     check(json.at("results", "r").at("piqa", "r").find("acc_stderr") && json.at("versions", "r").find("piqa"),
           "JSON");
+
+    // beside published scores of the same number of shots: zero, one, or as many as were published for few
+    auto beside = [&](const char* task, int shots) {
+        f.task = task;
+        f.shots = shots;
+        std::istringstream words(task_table_text({task_result(f, {{-2, 0}, {-3, 0}, {-1, 0}, {-4, 0}}, 0)}));
+        std::string word, last[2];
+        while (words >> word) last[0] = std::exchange(last[1], word);
+        return last[0] + " " + last[1];
+    };
+    check(beside("race", 0) == "47.9 45.5" && beside("race", 1) == "48.4 45.9" &&
+              beside("race", 10) == "47.9 46.8" && beside("race", 5) == "- -" &&
+              beside("hans", 4) == "70.2 -" && beside("wic", 0) == "48.6 0.0" && beside("mine", 0) == "- -",
+          "published scores stand beside one's own");
 }
 
 #if HAS_KERNELS
