@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """Compares training in fp32 with lower precision: python3 scripts/compare_precision.py [TEXTFILE]
-[--steps N] [--output FOLDER]
+[--vocabulary bytes|PATH/vocab.bpe] [--steps N] [--output FOLDER]
 
 Trains one small model on TEXTFILE (default: the text of this repository) in fp32 on the CPU, and in bf16
 alone, with --fp8 yes, with --fp8-lm-head yes as well, with --moments bf16, and with --master-weights no as
-well: on a GPU if there is one,
-else with the CPU's loops, which round as the kernels do. A second fp32 run with another seed shows how much
-runs differ by chance. Draws the losses (FOLDER/loss.svg), and fails if a run ends further from fp32 than
-twice that difference.
+well: on a GPU if there is one, else with the CPU's loops, which round as the kernels do. A second fp32 run
+with another seed shows how much runs differ by chance. Draws the losses (FOLDER/loss.svg), and fails if a run
+ends further from fp32 than twice that difference.
 """
 
 import argparse
@@ -20,11 +19,14 @@ import sys
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("text", nargs="?", help="a text file")
+parser.add_argument("--vocabulary", default="bytes", help="bytes, or GPT-2's vocab.bpe")
 parser.add_argument("--steps", type=int, default=600)
 parser.add_argument("--output", default="precision")
 o = parser.parse_args()
 if o.text:
     o.text = os.path.abspath(o.text)
+if o.vocabulary != "bytes":
+    o.vocabulary = os.path.abspath(o.vocabulary)
 o.output = os.path.abspath(o.output)
 os.chdir(os.path.dirname(os.path.abspath(__file__)) + "/..")
 os.makedirs(o.output, exist_ok=True)
@@ -48,8 +50,9 @@ if not o.text:
             out.write(open(name).read())
 subprocess.run(
     [
-        *f"build/cpu-fp32/tokenize --vocabulary bytes --validation 0.1 --output {o.output}/text".split(),
-        o.text
+        *f"build/cpu-fp32/tokenize --validation 0.1 --output {o.output}/text --vocabulary".split(),
+        o.vocabulary,
+        o.text,
     ],
     check=True,
 )

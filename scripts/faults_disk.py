@@ -143,6 +143,13 @@ def full_disk():
     check(r.returncode == 0 and not left, f"leftovers are removed: {left} {r.stderr[-300:]}")
 
 
+def has_open(pid, path):
+    try:
+        return any(file.samefile(path) for file in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:  # closed meanwhile
+        return False
+
+
 def two_runs():
     """A --save folder belongs to one run; the lock of a dead host expires."""
     words = command("--steps", 100000, "--save", "locked", "--save-every", 50)
@@ -181,6 +188,20 @@ def two_runs():
 
     r = run(command("--steps", 1, "--save", "locked", "--resume", "locked"))
     check(r.returncode == 0, f"a dead host's lock: {r.stderr[-300:]}")
+
+    # a checkpoint that appears after this run has looked for them, while it waits for the lock
+    lock.write_text("host elsewhere, process 7")
+    newest = WORK / "locked" / max(checkpoints(WORK / "locked"))
+    aside = newest.rename(WORK / "newest")
+    process = start(command("--steps", 100000, "--save", "locked", "--resume", "locked"))
+    check(until(lambda: has_open(process.pid, lock)), "it waits for the lock")
+    aside.rename(newest)
+    text = end(process)
+    check(
+        process.returncode == 1 and f"has ended meanwhile and left {newest.name} there" in text,
+        f"a newer checkpoint: {process.returncode} {text[-300:]}",
+    )
+    check(max(checkpoints(WORK / "locked")) == newest.name, "which nothing has touched")
 
 
 def changed_data():

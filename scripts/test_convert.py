@@ -243,6 +243,44 @@ def test_nanogpt(work, tensors):
     refused("has no tensor ln_f.bias", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/none")
 
 
+def test_tokenizers(work, _tensors):
+    """A tokenizer comes back from a Hugging Face folder, if it makes that folder's tokens."""
+    with open(f"{work}/vocab.bpe", "w") as f:
+        f.write("#version: 0.2\n" + "".join(f"a {c}\n" for c in "bcd"))
+    options = ["--vocabulary", f"{work}/vocab.bpe", "--output", f"{work}/merged"]
+    good("tokenize", *options, f"{work}/text")
+    sizes = ["--layers", 1, "--hidden", 8, "--heads", 1, "--sequence", 8, "--batch", 1, "--steps", 1]
+    words = ["--train", f"{work}/merged.bin", *sizes, "--tokenizer", f"{work}/vocab.bpe"]
+    good("train_gpt", *words, "--save", f"{work}/merged")
+    export(work, "merged")
+    files = ("vocab.json", "merges.txt", "tokenizer_config.json")
+    for name, size in (("own", V), ("merged", 260)):
+        good("convert", "--from-huggingface", f"{work}/{name}-hf", "--to", f"{work}/{name}-back")
+        export(work, f"{name}-back")
+        there = [open(f"{work}/{name}-hf/{file}").read() for file in files]
+        back = [open(f"{work}/{name}-back-hf/{file}").read() for file in files]
+        check(there == back and len(json.loads(back[0])) == size, f"the tokenizer of {name} comes back")
+
+    # other tokens than merges.txt makes; merges that are none of GPT-2's; no JSON: left out, and said
+    folder = f"{work}/merged-hf"
+    ids = json.load(open(f"{folder}/vocab.json"))
+    swapped = {**ids, "a": ids["b"], "b": ids["a"]}
+    more = {**ids, "<|pad|>": 260}
+    for number, (file, contents, says) in enumerate((
+        ("vocab.json", json.dumps(swapped), "does not make the model's 260 tokens"),
+        ("vocab.json", json.dumps(more), "does not make the model's 260 tokens"),
+        ("vocab.json", "{", "not JSON"),
+        ("merges.txt", "#version: 0.2\n\u2581 a\n", "line 2: has a character outside GPT-2's alphabet"),
+        ("merges.txt", "#version: 0.2\n", "bytes does not make the model's 260 tokens"),
+    )):  # fmt: skip
+        kept = open(f"{folder}/{file}").read()
+        open(f"{folder}/{file}", "w").write(contents)
+        said = good("convert", "--from-huggingface", folder, "--to", f"{work}/without{number}")
+        check(f"note: the tokenizer of {folder} is left out: " in said and says in said, f"{says}: {said}")
+        check("no vocabulary is stored" in said, f"and what to do: {said}")
+        open(f"{folder}/{file}", "w").write(kept)
+
+
 def test_megatron(work, tensors):
     """A checkpoint as megatron-core stores it, written by torch.distributed.checkpoint."""
     try:
@@ -328,7 +366,7 @@ def test_options(work, _tensors):
 def main():
     with tempfile.TemporaryDirectory() as work:
         tensors = make_model(work)
-        for test in (test_llmc, test_nanogpt, test_megatron, test_options):
+        for test in (test_llmc, test_nanogpt, test_tokenizers, test_megatron, test_options):
             test(work, tensors)
     finish()
 

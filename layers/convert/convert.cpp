@@ -18,7 +18,8 @@ const std::vector<OptionForm> forms = {
     {"to", OptionForm::Text,
      "checkpoint folder, in the format of train_gpt --save and --resume"},
     {"tokenizer", OptionForm::Text,
-     "bytes, or vocab.bpe, to store in the checkpoint, so that it can read and print text"},
+     "bytes, or vocab.bpe, to store in the checkpoint, so that it can read and print text (default: that of "
+     "--from-huggingface's folder, if it is one of these)"},
     {"from-llmc", OptionForm::Text, "model file of llm.c, version 3 (fp32) or 5 (bf16)"},
     {"from-nanogpt", OptionForm::Text, "state_dict of nanoGPT's model, saved as safetensors"},
     {"heads", OptionForm::Whole, "with --from-nanogpt: the model's attention heads", "", 1, 1 << 24},
@@ -40,7 +41,10 @@ struct Conversion {
 const std::vector<Conversion> conversions = {
     {"from-huggingface", "to", {}, {"tokenizer"},
      [](Arguments& a) {
-         write_checkpoint(open_huggingface(a.get("from-huggingface")), a.get("to"), a.get("tokenizer"));
+         std::string dir = a.get("from-huggingface");
+         ForeignModel model = open_huggingface(dir);
+         std::string own = a.has("tokenizer") ? a.get("tokenizer") : find_tokenizer(dir, model.shape.V);
+         write_checkpoint(model, a.get("to"), own);
      }},
     {"from-llmc", "to", {}, {"tokenizer"},
      [](Arguments& a) { write_checkpoint(open_llmc(a.get("from-llmc")), a.get("to"), a.get("tokenizer")); }},

@@ -99,17 +99,48 @@ inline ForeignModel open_nanogpt(const std::string& path, int heads) {
             }};
 }
 
+// a vocabulary's tokens, as vocab.json writes them
+inline std::vector<std::string> printed_tokens(const Vocabulary& v) {
+    PrintedBytes printed;
+    std::vector<std::string> out(v.size());
+    for (int t = 0; t < v.size(); t++)
+        for (unsigned char c : v.tokens[t]) append_utf8(out[t], printed.code[c]);
+    out[v.end_of_text] = "<|endoftext|>";
+    return out;
+}
+
+// What makes the tokens of a folder's vocab.json: its merges.txt, which has the form of vocab.bpe, or bytes,
+// as write_tokenizer() writes them. "": neither does, or not V of them
+inline std::string find_tokenizer(const std::string& dir, int V) {
+    std::string ids = dir + "/vocab.json", merges = dir + "/merges.txt", why;
+    if (access(ids.c_str(), R_OK) != 0 || access(merges.c_str(), R_OK) != 0) return "";
+    try {
+        std::string lines(WholeFile(merges).text());
+        bool has_merges = lines.find_first_not_of("\n", lines.find('\n')) != lines.npos;
+        std::string found = has_merges ? merges : "bytes";
+        std::vector<std::string> ours = printed_tokens(Vocabulary::open(found));
+        Json theirs = Json::parse(WholeFile(ids).text(), ids);
+        bool same = (int)ours.size() == V && (int)theirs.members.size() == V;
+        for (auto& [token, id] : theirs.members) {
+            int64_t t = id.integer(ids);
+            same = same && t >= 0 && t < V && ours[t] == token;
+        }
+        if (same) return found;
+        why = text("%s does not make the model's %d tokens", found.c_str(), V);
+    } catch (const Error& e) {
+        why = e.what();
+    }
+    printf("note: the tokenizer of %s is left out: %s\n", dir.c_str(), why.c_str());
+    return "";
+}
+
 // vocab.json, merges.txt and tokenizer_config.json: what transformers makes a GPT2Tokenizer from. Bytes are a
 // vocabulary without merges
 inline void write_tokenizer(const Vocabulary& v, int T, const std::string& to) {
-    PrintedBytes printed;
+    std::vector<std::string> tokens = printed_tokens(v);
     std::string ids;
-    for (int t = 0; t < v.size(); t++) {
-        std::string name;
-        for (unsigned char c : v.tokens[t]) append_utf8(name, printed.code[c]);
-        if (t == v.end_of_text) name = "<|endoftext|>";
-        ids += text("%s%s: %d", t ? ", " : "{", json_quote(name).c_str(), t);
-    }
+    for (int t = 0; t < v.size(); t++)
+        ids += text("%s%s: %d", t ? ", " : "{", json_quote(tokens[t]).c_str(), t);
 
     std::string config = text("{\"tokenizer_class\": \"GPT2Tokenizer\", \"model_max_length\": %d, ", T);
     for (const char* name : {"bos_token", "eos_token", "unk_token"})
