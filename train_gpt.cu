@@ -43,7 +43,8 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     prefetch_samples(run, trainer, samples.first + samples.batch);
 
     result.learning_rate = scheduled_rate(o, (double)run.state.tokens + tokens);
-    // the device skips an update whose gradient norm or sum of losses is not finite or above these limits
+    // the device skips an update whose gradient norm or sum of losses is not finite or above these limits,
+    // which are infinite without --spike-z
     double norm_limit = run.state.norms.limit(o.spike_z), loss_limit = run.state.losses.limit(o.spike_z);
     optimizer.set_hyper_parameters(o, result.learning_rate, run.state.step + 1, norm_limit,
                                    loss_limit * counted);
@@ -55,7 +56,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     };
     enqueue_step(run, trainer, samples.batch, gradients, update);  // or launches the graph of an earlier step
 
-    // the host's first wait in the step, except inside MPI calls
+    // the host's first wait in the step, except inside MPI calls: for all that was enqueued
     UpdateDecision decision;
     copy_to_host(&decision, optimizer.decision, sizeof decision, model.stream);
     result.norm = decision.norm;

@@ -15,6 +15,8 @@
 
 // ---- their GEMMs, as they are computed and as works() counts them ----------------------------------------
 
+// base/gemm.h: out (m, n) = a b + beta c, + bias; with gelu_input times GELU's slope there
+
 // y = x w^T, + residual if there is one
 inline Gemm<floatX> forward_gemm(floatX* y, const floatX* x, const floatX* w, int N, int C, int OC,
                                  const floatX* residual = nullptr) {

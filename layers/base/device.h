@@ -142,7 +142,8 @@ inline void synchronize(Stream s) {
     check_cuda(cudaStreamSynchronize(s), "waiting for the device");
 }
 
-inline void copy_to_host(void* to, const void* from, size_t bytes, Stream s) {  // waits for it
+// waits for all that the stream has to do, and for the copy
+inline void copy_to_host(void* to, const void* from, size_t bytes, Stream s) {
     synchronize(s);  // here, where while_waiting is called, and not inside the copy
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s), "copy to the host");
     synchronize(s);

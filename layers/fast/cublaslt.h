@@ -1,6 +1,7 @@
 // cublaslt.h   gpu::gemm: a GEMM by cuBLASLt or, in emulation, its stand-in (cublaslt_on_cpu.h)
 //   cuBLASLt is column-major: it is asked for out^T (n, m) = op(b)^T op(a)^T.
-//   The fastest of its algorithms is used: only deterministic ones, which never round partial sums to bf16.
+//   The fastest of its algorithms is used (gemm_choice.h): only of those that are deterministic and keep
+//   partial sums in fp32.
 #pragma once
 #include <map>
 #include <string>

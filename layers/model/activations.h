@@ -146,8 +146,8 @@ struct MicroBatch {
 
 struct Scratch {
     floatX* partial;   // (N, C): in forward, over t ranks or with --fp8, the sums that a branch ends with,
-                       // and over t ranks the looked-up rows of wte; in backward a GEMM's gradient towards a
-                       // layer's input, over t ranks partial sums, and in between d_o
+                       // and with sequence parallelism the looked-up rows of wte; in backward a GEMM's
+                       // gradient towards a layer's input, over t ranks partial sums, and in between d_o
     floatX* reduced;   // (N_r, C): whole sums; without sequence parallelism (so on one rank) `partial` itself
     floatX* all_rows;  // (N, C): gathered rows; with sequence parallelism only
     floatX* wide;      // (N, 4 C / t): gradients of act, up and qkv; qkv of a packed batch

@@ -77,8 +77,8 @@ inline void after_attention_forward(const BlockActivations& a, const floatX* con
     Stream s = ctx.stream;
     int N = batch.rows(), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
 
-    // 4. output projection, added to the residual stream, and 5. layer norm of mid, which is made on the way
-    // where there is an f
+    // 4. output projection, added to the residual stream: mid; and 5. its layer norm. Over t ranks the layer
+    // norm makes mid, of f; on one rank f is nullptr, and the arguments from `sum` on are not read
     const floatX* f = end_branch(LinearForward{.y = a.mid, .x = a.o, .w = w[OUT_W], .b = w[OUT_B], .N = N,
                                                .C = C_r, .OC = C, .residual = a.x}, a.out_fp8,
                                  "sum of attention", ctx);

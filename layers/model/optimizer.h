@@ -173,7 +173,7 @@ inline void compute_decision(Model& model, Optimizer& optimizer) {
                          .hyper = optimizer.hyper}, model.stream);
 }
 
-// uses the hyper-parameters set before; the gradients are overwritten by the next step's first micro-batch
+// uses the hyper-parameters set before; the next step's first micro-batch sets the gradients anew
 inline void update_parameters(Model& model, Optimizer& optimizer) {
     Section section({.pass = Pass::Update}, model.stream);
     compute(UploadValues{"hyper-parameters", optimizer.hyper, optimizer.next_hyper, 1}, model.stream);

@@ -3,8 +3,8 @@
 //   layer; gradients and optimizer state are in buffers with the same order.
 //   With t tensor-parallel ranks, split tensors are cut into t equal shards along one dimension; all other
 //   tensors are replicated. Tensors begin at multiples of 128 values. Buckets (token embedding, positions,
-//   each layer, final layer norm) are padded to 128 d, so that data-parallel ranks own equal slices of each,
-//   regardless of tensor boundaries.
+//   each layer, final layer norm) are padded to 128 d (128 with --zero 0), so that data-parallel ranks own
+//   equal slices of each, regardless of tensor boundaries.
 //   With p pipeline stages of v chunks, a rank's table lists the tensors of its stage: stage r has the layers
 //   [(c p + r) n, (c p + r + 1) n) with n = L / (p v) for each chunk c. The first stage has the embeddings;
 //   the last has the final layer norm and, for the logits, a copy of the token embedding. The copy is a
@@ -119,7 +119,7 @@ static_assert(block_rows_match(), "block_rows lists the tensors of BlockTensor, 
 
 struct ParameterTable {
     Layout layout;
-    std::vector<Parameter> list;
+    std::vector<Parameter> list;  // wte, wpe, each block's, the final layer norm's two; wte's copy
     std::vector<Bucket> buckets;
     long elements = 0;    // in a flat buffer, padding between tensors included
     long count = 0;       // parameters of the whole model, vocabulary padding included

@@ -40,7 +40,7 @@ struct Model {
     std::vector<std::array<const floatX*, block_tensors>> block_weights;
     std::vector<std::array<real*, block_tensors>> block_gradients;
     std::array<const floatX*, lm_head_tensors> lm_head_weights;
-    std::array<real*, lm_head_tensors> lm_head_gradients;
+    std::array<real*, lm_head_tensors> lm_head_gradients;  // [LOGITS_W]: wte_gradient_from_logits
 
     std::vector<InFlight> in_flight;
     std::vector<Buffer> inputs, dx_buffers;
