@@ -63,6 +63,7 @@ void start(int* argc, char*** argv) {
     if (!launched()) return;
     start_mpi(argc, argv);
     while_waiting = look;
+    if (world_size() > 1) after_operation = stay_near_the_device;
     if (const char* share = getenv("TRAIN_GPT_SHARE_GPU"); share && strcmp(share, "1") == 0) share_gpu();
 }
 

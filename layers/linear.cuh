@@ -5,7 +5,7 @@
 //   backward: sets dx; sets dw or, with `accumulate`, adds to it in the GEMM itself. db is made where dy is
 //             (list in model/block.h): behind GELU here, where a GEMM's result is multiplied by its slope.
 //   gpu: GELU is computed in a GEMM's epilogue or in a kernel of its own, whichever is faster: see fuses() in
-//   fast/cublaslt.h. With --fp8 a block's linear layers are operations of their own: fast/fp8_linear.h
+//   fast/cublaslt.h. With --fp8 linear layers are operations of their own: fast/fp8_linear.h
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
 //                            flops, reads and writes once: memory bound
 #pragma once

@@ -256,7 +256,9 @@ if has_mpi; then
     fp8 two 2 --tensor-parallel 2
     fp8 two-rows 2 --tensor-parallel 2 --sequence-parallel no
     fp8 two-p2 4 --tensor-parallel 2 --pipeline-parallel 2 --recompute full
-    fp8 head 1 --fp8-lm-head yes
+    fp8 head 1 --fp8-lm-head yes --save "$work/fp8-head"
+    expect "a run in fp8 that goes on in bf16" build/emulated-bf16/train_gpt --train "$work/text.train.bin" \
+        --resume "$work/fp8-head" --save no --fp8 no --steps 5 --micro-batch 2
     fp8 head-chunk 1 --fp8-lm-head yes --loss-chunk 64  # all rows: the loss moves into backward
     fp8 head-p2 2 --fp8-lm-head yes --pipeline-parallel 2 --pipeline-chunks 2
     fp8 head-two 2 --fp8-lm-head yes --tensor-parallel 2

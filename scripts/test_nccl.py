@@ -157,6 +157,12 @@ def check_faults():
     good = done.returncode != 0 and named and all(" 2" in group for group in named)
     check(good, f"a device hangs: {named} {done.stderr[-900:]}")
 
+    # … also with many more launches behind the call than the driver holds
+    many = [*arguments, "--batch", "128", "--steps", "1", "--comm-timeout", "3"]
+    done = start(program, 4, many, NCCL_ON_CPU_HANG="2:200")
+    good = done.returncode not in (0, 124) and re.search(come, done.stderr)
+    check(good, f"a device hangs, the host is far ahead: {done.stderr[-900:]}")
+
     # in a pipeline each may wait for the other in another call: both calls are named
     pipeline = [*DATA, *MODEL, "--pipeline-parallel", "2", "--comm-timeout", "3"]
     told = []

@@ -1,5 +1,7 @@
 // nccl_watch.h   calls over NCCL are watched, so that one that does not end is named, and waits are timed
-//   While the host waits for the device, it looks at the oldest unfinished call.
+//   While the host waits for the device, it looks at the oldest unfinished call. So that it does not wait
+//   inside CUDA's driver, which holds some 1,000 launches of a stream and lets the host wait for room, it
+//   stays within some 150 operations of the device.
 //   The time that a rank waits for others is measured on its compute stream: the duration of calls and of
 //   groups of calls there, which last until the slowest rank has joined, and of waits for events of comm
 //   streams; not within a CUDA graph.
@@ -56,6 +58,20 @@ void look() {
     }
 
     if (!watched.empty() && seconds() - since > timeout) find_who_hangs(here, watched.front().group.members);
+}
+
+// The compute stream's progress is marked every 32 operations (of at most 6 launches each); before the fifth
+// mark, the host waits for the first
+void stay_near_the_device(Stream compute) {
+    constexpr int apart = 32, most = 4;
+    static Event marks[most];
+    static long operations = 0;
+    if (capturing || ++operations % apart) return;
+
+    long mark = operations / apart;
+    for (long turn = 1; mark > most && !marks[mark % most].reached(); turn++)
+        if (turn % 1024 == 0) look();
+    marks[mark % most].record(compute);
 }
 
 void end_calls() {

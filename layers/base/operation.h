@@ -231,6 +231,9 @@ public:
     ActivityScope(const ActivityScope&) = delete;
 };
 
+// set over NCCL: called after each operation, so that the host does not run too far ahead (nccl_watch.h)
+inline void (*after_operation)(Stream) = nullptr;
+
 // Announces an operation and, unless this is a dry run, computes it. Without works() it counts as one kernel
 // that moves each tensor once. ref() and gpu() stand further down in the layer's file (flash attention's
 // in fast/: flash_attention.cuh, flash_dispatch.cuh), and are compiled in layers/compute.cu
@@ -246,6 +249,7 @@ void compute(const Operation& o, Stream s, std::source_location where = std::sou
     if constexpr (requires { o.execute(s); }) o.execute(s);
     else if constexpr (HAS_KERNELS) o.gpu(s);
     else o.ref(s);
+    if (after_operation) after_operation(s);
 }
 
 // sets what the operations up to the closing brace belong to

@@ -3,7 +3,8 @@
 //   is enqueued or an event is queried, a random number of streams advance by a random amount, keyed by
 //   emulated::seed. Work on one stream stays in order; across streams only events order it, so a missing
 //   event makes results wrong for some seeds. Work may take several turns, with other work in between: a
-//   collective (layers/emulator/nccl) moves at most one piece per channel in a turn.
+//   collective (layers/emulator/nccl) moves at most one piece per channel in a turn. A stream holds so much
+//   work and no more: who enqueues more waits until there is room, inside the call, as in CUDA's driver.
 #pragma once
 #include <algorithm>
 #include <deque>
@@ -74,6 +75,7 @@ inline uint64_t turns = 0;
 
 inline EmulatedStream& stream_of(cudaStream_t s) { return s ? *s : default_stream; }
 
+constexpr uint64_t stream_holds = 1024;            // works
 inline uint64_t turns_taken = 0;                   // by all streams
 inline void (*when_nothing_goes_on)() = nullptr;  // called when all that is left waits for other processes
 
@@ -132,6 +134,7 @@ inline void enqueue(cudaStream_t s, EmulatedWork work) {
         return stream.recording->nodes.push_back({stream.recording->index_of(&stream), std::move(work)});
     if (work.anew) work = work.anew();
     watch::complain();
+    if (stream.given - stream.done >= stream_holds) run_until(stream, stream.given - stream_holds + 1);
     work.after = watch::given();
     stream.work.push_back(std::move(work));
     stream.given++;

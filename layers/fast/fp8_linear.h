@@ -115,7 +115,8 @@ template <>
 inline std::vector<Tensor> InFp8<LinearGeluForward>::tensors() const {
     auto [y, up, x, w, b, N, C, OC] = layer;
     return {reads("x", x, N, C), reads("w", w, OC, C), reads("b", b, OC), writes("up", up, N, OC),
-            writes("x in 8 bits", in.x.transposed, C, N), writes("y in 8 bits", in.y.transposed, OC, N)};
+            writes("x in 8 bits", in.x.transposed, C, N), writes("y in 8 bits", fp8.x, N, OC),
+            writes("transposed", in.y.transposed, OC, N)};
 }
 template <>
 inline std::vector<Work> InFp8<LinearGeluForward>::works() const {

@@ -2,8 +2,9 @@
 //   Several texts at once, of any lengths: text i has rows [i T, (i + 1) T) of each block's qkv, which is the
 //   key-value cache; its prompt is computed once, and from then on each token costs one row (when training
 //   with full recomputation there is no cache, and everything is computed again). When a text ends, the next
-//   prompt takes its place. When a sequence is full, its later half becomes the prompt of a new pass. What is
-//   drawn depends on the text's seed and on how many tokens were drawn before, not on neighbours or layout.
+//   prompt takes its place. When a sequence is full, its later half becomes the prompt of a new pass. The
+//   random numbers depend on the text's seed and on how many tokens were drawn before, not on neighbours or
+//   layout.
 #pragma once
 #include <set>
 #include "../../comm/mpi/sum_over.h"

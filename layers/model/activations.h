@@ -97,7 +97,7 @@ struct LmHeadActivations {
     floatX* ln;                 // (N_r, C): the final layer norm's output
     NormStats stats;            // (N_r): of its rows
     // (N, C): ln gathered over t, kept for backward; nullptr: nothing is gathered, and backward reads ln, or
-    // backward itself gathers them (loss_in_backward), into scratch
+    // backward itself gathers them (loss_in_backward), into scratch, or reads rows_fp8
     floatX* input_rows;
     floatX* logits;             // (rows_held, Vp_r); overwritten by their gradient if one is wanted
     real* losses;               // (micro_batches, outputs)
@@ -164,7 +164,7 @@ struct LayerContext {
     const Scratch& scratch;
     Stream stream;
     bool accumulate = false;  // backward adds to parameter gradients; otherwise it sets them
-    bool fp8 = false;         // --fp8: the blocks' linear layers compute in 8 bits
+    bool fp8 = false;         // --fp8: linear layers compute in 8 bits
 };
 
 // A linear layer, with --fp8 in 8 bits: `fp8` is its input as forward keeps it for backward

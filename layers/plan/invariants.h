@@ -9,7 +9,8 @@
 //   complete; then nothing adds to them.                                                  touch_gradient
 //   Scratch is written before it is read, in the same layer    block.h: table of scratch  use_scratch
 //   and pass of the micro-batch, and but for gathered rows a
-//   block reads it once: nothing lives in it longer.
+//   block reads it once: nothing lives in it longer. (Not
+//   watched: --fp8's, attention's and the column sums'.)
 //   Parameters are read when their all-gather was awaited.     await_parameter, stage.h   read_weight
 //   A buffer of messages is used when what it receives has     await_message, pipeline.h  use_buffer
 //   come, and written when it was sent.                        await_sent, stage.h

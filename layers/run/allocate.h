@@ -92,7 +92,8 @@ inline void place(Arena& arena, LmHeadActivations& a, const Model& model) {
     a.losses = arena.take_real((long)setup.micro_batches * a.outputs);
     if (setup.notes_greedy) a.is_greedy = arena.take_real((long)setup.micro_batches * a.outputs);
     a.ln = arena.take_x(N_r * shape.C);
-    bool gathers = model.tp.sequence_parallel && setup.training && !a.loss_in_backward;
+    bool keeps = setup.training && !a.loss_in_backward && !setup.fp8_lm_head;
+    bool gathers = model.tp.sequence_parallel && keeps;
     a.input_rows = gathers ? arena.take_x((long)model.max_rows() * shape.C) : nullptr;
     a.logits = arena.take_x((long)a.rows_held * (shape.Vp / model.tp.group.size));
     a.stats.mean = arena.take_real(N_r);
@@ -218,9 +219,10 @@ inline void point_at_parameters(Model& model) {
                 each[layer][i] = all + table.block(layer, BlockTensor(i)).offset;
     };
     blocks(model.block_weights, model.weights);
+    if (model.setup.training) blocks(model.block_gradients, model.gradients);
+    if (!model.grid.is_last_stage()) return;
     model.lm_head_weights = {model.weight(table.lnf), model.weight(table.lnf + 1), model.weight(table.wte)};
     if (!model.setup.training) return;
-    blocks(model.block_gradients, model.gradients);
     model.lm_head_gradients = {model.gradient(table.lnf), model.gradient(table.lnf + 1),
                                model.wte_gradient_from_logits};
 }

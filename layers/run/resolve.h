@@ -68,11 +68,11 @@ inline const std::vector<std::string> not_inherited = {
     "world-size", "hardware", "gemm-efficiency", "network-rate", "file-system-rate", "hosts", "timeline",
     "trace", "record", "record-values", "trace-step", "profile", "config", "verbose", "help", "version"};
 
-// whether this build and device can train with a checkpoint's value
-inline bool is_possible_here(const std::string& name, const std::string& value) {
+// whether this build and device, with these options, can train with a checkpoint's value
+inline bool is_possible_here(const Options& o, const std::string& name, const std::string& value) {
     if (name == "master-weights") return value == "yes" || !master_is_parameter;
-    if (name == "fp8" || name == "fp8-lm-head")
-        return value == "no" || (sizeof(floatX) == 2 && device_has_fp8());
+    if (name == "fp8") return value == "no" || (sizeof(floatX) == 2 && device_has_fp8());
+    if (name == "fp8-lm-head") return value == "no" || o.fp8 == "yes";  // which is taken before it
     return true;
 }
 
@@ -91,7 +91,7 @@ inline void take_options(Run& run, const std::vector<std::string>& names) {
 
         std::vector<std::string> value = {from.options.at(name)};
         check_values(option, value);
-        if (!is_possible_here(name, value[0])) continue;
+        if (!is_possible_here(o, name, value[0])) continue;
         set_option(o, option, value);
         if (name == "model") o.given.erase(name);  // for its defaults: the sizes are the checkpoint's
     }
