@@ -7,6 +7,7 @@
 #   sbatch --nodes 1 --ntasks-per-node 4 --gpus-per-node 4 --partition gpu --account me --time 4:00:00
 #   scripts/launch_slurm.sh --save run OPTION…
 # Modules are loaded before: module load cuda nccl openmpi; sbatch passes the environment on.
+# Give each rank some cores (sbatch --cpus-per-task 8): NCCL, reading and saving have threads of their own.
 # Ranks fill node after node (block), so that a tensor group of 8 is on one node; a rank uses the GPU whose
 # index is its local rank. Ten minutes before the time limit Slurm signals the launcher: the ranks finish
 # their step and save, and the job is requeued, to resume from the newest checkpoint in --save. After a crash,
@@ -20,7 +21,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 set -euo pipefail
-[ $# -ge 1 ] && [ "$1" != --help ] || { sed -n '2,13s/^# //p' "$0"; exit 1; }
+[ $# -ge 1 ] && [ "$1" != --help ] || { sed -n '2,14s/^# //p' "$0"; exit 1; }
 cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}"
 if ! [ -r scripts/launch.py ]; then
     echo "launch_slurm.sh: $PWD is not the repository: sbatch from there" >&2

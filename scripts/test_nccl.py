@@ -200,6 +200,15 @@ def check_layouts():
             compare_layout(number, layout, one)
 
 
+def check_versions():
+    """NCCL before 2.27.3 captures a pipeline's calls so that they wait for one another."""
+    graph = [*DATA, *MODEL, "--graph", "yes", "--pipeline-parallel", "2"]
+    for version, good in (("22602", False), ("22703", True)):
+        done = start(f"{nccl}/train_gpt", 2, graph, NCCL_ON_CPU_VERSION=version)
+        told = "--graph yes with --pipeline-parallel 2: wants NCCL 2.27.3" in done.stderr
+        check((done.returncode == 0) == good and told != good, f"NCCL {version}: {done.stderr[-500:]}")
+
+
 def check_one_device():
     """Ranks that share a GPU: NCCL refuses them, unless each calls itself a host; who may take which SMs."""
     layout = {"tensor-parallel": 2, "pipeline-parallel": 2}
@@ -226,6 +235,7 @@ def check_one_device():
 if "--faults" not in sys.argv:
     check_programs()
     check_layouts()
+    check_versions()
     check_one_device()
 if not quick:
     check_faults()

@@ -1,7 +1,7 @@
 // nccl_watch.h   calls over NCCL are watched, so that one that does not end is named, and waits are timed
 //   While the host waits for the device, it looks at the oldest unfinished call. So that it does not wait
 //   inside CUDA's driver, which holds some 1,000 launches of a stream and lets the host wait for room, it
-//   stays within some 150 operations of the device.
+//   stays within some 150 operations, or 20 calls, of the device.
 //   The time that a rank waits for others is measured on its compute stream: the duration of calls and of
 //   groups of calls there, which last until the slowest rank has joined, and of waits for events of comm
 //   streams; not within a CUDA graph.
@@ -60,22 +60,28 @@ void look() {
     if (!watched.empty() && seconds() - since > timeout) find_who_hangs(here, watched.front().group.members);
 }
 
-// The compute stream's progress is marked every 32 operations (of at most 6 launches each); before the fifth
-// mark, the host waits for the first
+// What was enqueued since the compute stream's progress was last marked: an operation counts as one (it is at
+// most 6 launches, mostly 1 or 2), a call as eight (events, NCCL's waits for its own streams, its kernel)
+int enqueued = 0;
+
+// The progress is marked each time that 32 have been enqueued; before the fifth mark, the host waits for the
+// first
 void stay_near_the_device(Stream compute) {
     constexpr int apart = 32, most = 4;
     static Event marks[most];
-    static long operations = 0;
-    if (capturing || ++operations % apart) return;
+    static long mark = 0;
+    if (capturing || ++enqueued < apart) return;
 
-    long mark = operations / apart;
-    for (long turn = 1; mark > most && !marks[mark % most].reached(); turn++)
+    enqueued = 0;
+    Event& reused = marks[++mark % most];
+    for (long turn = 1; mark > most && !reused.reached(); turn++)
         if (turn % 1024 == 0) look();
-    marks[mark % most].record(compute);
+    reused.record(compute);
 }
 
 void end_calls() {
     if (capturing) return;  // captured events cannot be queried
+    enqueued += 8;
     for (auto& [times, stream] : timed) times->last.record(stream);
     timed.clear();
     for (auto& w : watched)

@@ -138,6 +138,7 @@ inline void synchronize(Stream s) {
         if (e != cudaErrorNotReady) return check_cuda(e, "waiting for the device");
         cudaGetLastError();  // "not ready" is no error
         if (turn % 1024 == 1023) while_waiting();
+        if (turn % 64 == 63) sched_yield();  // NCCL's threads may share this core
     }
     check_cuda(cudaStreamSynchronize(s), "waiting for the device");
 }

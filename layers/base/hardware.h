@@ -182,11 +182,13 @@ inline size_t free_memory() {
 #if defined(DEVICE_CUDA)  // the others: emulator/streams_on_cpu.h, emulator/no_device.h
 inline void let_device_go_on() {}  // nothing to do: a real one runs by itself
 inline void note_progress() {}
-// whether launches on several streams can be kept in the host's order and still overlap (CUDA 12.3)
-inline bool device_orders_launches() {
+// the newest CUDA that the driver and this build know: 12090 for 12.9
+inline int driver_version() {
     int driver = 0;
-    return cudaDriverGetVersion(&driver) == cudaSuccess && std::min(driver, CUDART_VERSION) >= 12030;
+    return cudaDriverGetVersion(&driver) == cudaSuccess ? std::min(driver, CUDART_VERSION) : 0;
 }
+// whether launches on several streams can be kept in the host's order and still overlap
+inline bool device_orders_launches() { return driver_version() >= 12030; }
 
 // selects the device that this thread works on; several ranks may share one
 inline void use_device(int local_rank) {

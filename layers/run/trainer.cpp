@@ -524,6 +524,7 @@ void check_replicas(const Run& run, Trainer& trainer, double step) {
 void end_training(Run& run, Trainer& trainer, bool has_begun) {
     const Options& o = run.options;
     trainer.model->await_parameters();  // all-gathered after the last update
+    synchronize(trainer.model->stream);  // here, where ranks that are lost are noticed
     if (long left = comm::unawaited_calls())
         fail("%ld calls were never waited for: a defect of this program", left);
     if (trainer.stop && run.is_rank0())

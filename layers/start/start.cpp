@@ -1,6 +1,8 @@
 // start.cpp   how a run starts: see start.h
 #include "start.h"
+#include <omp.h>
 #include <signal.h>
+#include <set>
 #include "../../comm/mpi/make_grid.h"
 #include "../base/process.h"
 #include "../inference/packed_batch.h"
@@ -42,6 +44,16 @@ static void resolve_and_check(Run& run, InferenceJobs& jobs, Schedules& schedule
     check_trace(run);
 }
 
+// whether ranks share a GPU. Collective
+static bool share_devices() {
+    if (host_is_device) return false;
+    std::vector<int64_t> mine = {comm::host_id(), device_id()};
+    std::vector<int64_t> all = comm::gather_numbers(comm::everyone(), mine, "devices");
+    std::set<std::pair<int64_t, int64_t>> devices;
+    for (size_t i = 0; i < all.size(); i += 2) devices.insert({all[i], all[i + 1]});
+    return devices.size() < all.size() / 2;
+}
+
 // Refuses what options and files show to be wrong. What only memory or a checkpoint's bytes can show comes
 // later: check_memory_suffices, resume_newest
 static Schedules open_run(Run& run, Trainer& trainer, InferenceJobs& jobs, int argc, char** argv) {
@@ -81,9 +93,12 @@ static Schedules open_run(Run& run, Trainer& trainer, InferenceJobs& jobs, int a
 
     run.grid = grid ? *grid : make_grid(o.tensor_parallel, o.pipeline_parallel, o.pipeline_chunks > 1);
     run.hosts = comm::gather_hosts(run.grid.world);
-    int devices = host_is_device ? 0 : device_count();
+    int devices = share_devices() ? device_count() : 0;
     FILE* out = o.inference() ? stderr : stdout;  // answers alone are on stdout
     if (run.is_rank0()) fprintf(out, "%s", comm::host_notes(run.hosts, run.grid.t, devices).c_str());
+    if (!host_is_device && run.grid.world.size > 1 && run.is_rank0() && omp_get_num_procs() < 4)
+        fprintf(out, "note: a rank has %s: NCCL's threads, the reader's and the writer's share them: 8 are "
+                     "better (Slurm: --cpus-per-task 8)\n", counted(omp_get_num_procs(), "core").c_str());
     run.start_times.end("groups");
     return schedules;
 }
