@@ -51,14 +51,15 @@ ncclResult_t post_nccl(const Call& c, ncclComm_t comm) {
 }  // namespace
 
 // Loads all kernels eagerly: loading may wait for the device, which may wait for another rank. Gives each
-// stream its own hardware queue, so that comm streams do not queue behind one another. Lets NCCL start calls
-// of several communicators in the host's order, if CUDA can do that without serialising them. Connects
-// all algorithms of a communicator when it is made, not within a step. Leaves out NVLink's sums in the switch
+// stream its own hardware queue, so that comm streams do not queue behind one another. Connects all
+// algorithms of a communicator when it is made, not within a step. Leaves out NVLink's sums in the switch
 // where they are not repeatable: on drivers before CUDA 12.8's (NVIDIA/nccl, issues 1497 and 2360).
+// Calls of several communicators begin in any order, as each finds room on the device (nccl_start.h). With
+// NCCL_LAUNCH_ORDER_IMPLICIT=1 they would begin in the host's: then a pipeline whose --pipeline-group is more
+// than p waits for ever, as neighbours' hosts have different orders.
 void start(int* argc, char*** argv) {
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-    if (device_orders_launches()) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
     if (driver_version() < 12080) setenv("NCCL_NVLS_ENABLE", "0", 0);
     setenv("NCCL_RUNTIME_CONNECT", "0", 0);
     setenv("NCCL_COMM_BLOCKING", "1", 1);  // otherwise calls return before they are enqueued
@@ -108,11 +109,6 @@ void transport_wait_event(Stream compute, const StreamEvent& event) {
     else time_wait(compute, [&] { c.marks[mark]->block(compute); });
 }
 const bool can_capture = true;
-bool captures_serially() {
-    int version = 0;
-    ncclGetVersion(&version);
-    return version < 22703 || driver_version() < 12090;
-}
 void begin_capture() { capturing = true; }
 void end_capture(Stream compute) {
     for (auto& [stream, c] : comm_streams) {

@@ -261,6 +261,11 @@ def test_tokenizers(work, _tensors):
         back = [open(f"{work}/{name}-back-hf/{file}").read() for file in files]
         check(there == back and len(json.loads(back[0])) == size, f"the tokenizer of {name} comes back")
 
+    with open(f"{work}/merged-hf/merges.txt", "w") as f:  # the first line may be a merge already
+        f.write("a b\na c\na d\n")
+    said = good("convert", "--from-huggingface", f"{work}/merged-hf", "--to", f"{work}/merged-plain")
+    check("note" not in said, f"merges.txt without #version: {said}")
+
     # other tokens than merges.txt makes; merges that are none of GPT-2's; no JSON: left out, and said
     folder = f"{work}/merged-hf"
     ids = json.load(open(f"{folder}/vocab.json"))

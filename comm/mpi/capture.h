@@ -8,10 +8,6 @@ namespace comm {
 // wait_stream. Events from before the capture must not be awaited within it, nor its events after it;
 // end_capture() makes `compute` wait for all streams that joined
 extern const bool can_capture;  // not with MPI, whose calls the host makes
-// whether captured calls of several groups wait for one another's end, as NCCL before 2.27.3 and drivers
-// before CUDA 12.9's want it: then neighbouring stages, each with a send whose receive comes second, wait for
-// ever
-bool captures_serially();
 void begin_capture();
 void end_capture(Stream compute);
 void watch_graph(const Group& world, Stream compute);  // after each launch: watched as one call of all ranks

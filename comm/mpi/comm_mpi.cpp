@@ -301,7 +301,6 @@ long unawaited_calls() {
 }
 
 const bool can_capture = false;
-bool captures_serially() { return false; }
 void begin_capture() {}
 void end_capture(Stream) {}
 void watch_graph(const Group&, Stream) {}

@@ -38,7 +38,6 @@ StreamEvent transport_record_event(Stream) { return {}; }
 void transport_wait_event(Stream, const StreamEvent&) {}
 long unawaited_calls() { return 0; }
 const bool can_capture = true;
-bool captures_serially() { return false; }
 void begin_capture() {}
 void end_capture(Stream) {}
 void watch_graph(const Group&, Stream) {}

@@ -23,7 +23,10 @@ void check_nccl(ncclResult_t result, const char* what) {
 
 // NCCL waits for all ranks of a new communicator without a timeout: a separate thread does that while this
 // one watches the clock. If the run ends meanwhile, the thread is left behind
-constexpr int ctas_beside_kernels = 16;  // blocks, each on an SM: enough for a network card, not measured
+// Blocks of a group's calls that run beside kernels, each on an SM: enough for a network card (not measured).
+// A rank has at most six calls on the device at once, on four links, over d and on the compute stream (at
+// most 32 blocks): 92 SMs of an A100's 108, so that each finds room, in whatever order they begin
+constexpr int ctas_beside_kernels = 12;
 struct Joining {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t comm = nullptr;

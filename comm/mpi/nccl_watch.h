@@ -1,7 +1,7 @@
 // nccl_watch.h   calls over NCCL are watched, so that one that does not end is named, and waits are timed
 //   While the host waits for the device, it looks at the oldest unfinished call. So that it does not wait
 //   inside CUDA's driver, which holds some 1,000 launches of a stream and lets the host wait for room, it
-//   stays within some 150 operations, or 20 calls, of the device.
+//   stays within some 120 operations, or 15 calls, of the device.
 //   The time that a rank waits for others is measured on its compute stream: the duration of calls and of
 //   groups of calls there, which last until the slowest rank has joined, and of waits for events of comm
 //   streams; not within a CUDA graph.
@@ -61,13 +61,13 @@ void look() {
 }
 
 // What was enqueued since the compute stream's progress was last marked: an operation counts as one (it is at
-// most 6 launches, mostly 1 or 2), a call as eight (events, NCCL's waits for its own streams, its kernel)
+// most 8 launches, mostly 1 or 2), a call as eight (events, NCCL's waits for its own streams, its kernel)
 int enqueued = 0;
 
-// The progress is marked each time that 32 have been enqueued; before the fifth mark, the host waits for the
+// The progress is marked each time that 24 have been enqueued; before the fifth mark, the host waits for the
 // first
 void stay_near_the_device(Stream compute) {
-    constexpr int apart = 32, most = 4;
+    constexpr int apart = 24, most = 4;
     static Event marks[most];
     static long mark = 0;
     if (capturing || ++enqueued < apart) return;

@@ -187,8 +187,6 @@ inline int driver_version() {
     int driver = 0;
     return cudaDriverGetVersion(&driver) == cudaSuccess ? std::min(driver, CUDART_VERSION) : 0;
 }
-// whether launches on several streams can be kept in the host's order and still overlap
-inline bool device_orders_launches() { return driver_version() >= 12030; }
 
 // selects the device that this thread works on; several ranks may share one
 inline void use_device(int local_rank) {

@@ -116,7 +116,8 @@ inline std::string find_tokenizer(const std::string& dir, int V) {
     if (access(ids.c_str(), R_OK) != 0 || access(merges.c_str(), R_OK) != 0) return "";
     try {
         std::string lines(WholeFile(merges).text());
-        bool has_merges = lines.find_first_not_of("\n", lines.find('\n')) != lines.npos;
+        size_t first = lines.starts_with("#version") ? lines.find('\n') : 0;
+        bool has_merges = lines.find_first_not_of("\r\n", first) != lines.npos;
         std::string found = has_merges ? merges : "bytes";
         std::vector<std::string> ours = printed_tokens(Vocabulary::open(found));
         Json theirs = Json::parse(WholeFile(ids).text(), ids);

@@ -423,7 +423,6 @@ inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t whole) {
 
 inline void let_device_go_on() { emulated::any_stream_goes_on(); }
 inline void note_progress() { emulated::turns_taken++; }  // counts as progress: no deadlock
-inline bool device_orders_launches() { return true; }
 inline int driver_version() { return 13000; }
 inline int current_device() { return 0; }
 inline void use_device(int) {}

@@ -162,7 +162,7 @@ inline void place(Arena& arena, Scratch& scratch, const Model& model) {
     Fp8Scratch& fp8 = scratch.fp8;
     if (setup.fp8) {
         long widest = N * std::max<long>(C, 4 * C / t);
-        long logits = model.lm_head.in_fp8 ? model.lm_head.rows_held * (shape.Vp / t) : 0;
+        long logits = model.lm_head.in_fp8 ? (long)model.lm_head.rows_held * (shape.Vp / t) : 0;
         fp8.x = arena.take<uint8_t>(widest);
         for (uint8_t** p : {&fp8.dy, &fp8.dy_t}) *p = arena.take<uint8_t>(std::max(widest, logits));
         for (Fp8Scale** p : {&fp8.dy_scale, &fp8.d_up_scale}) *p = arena.take<Fp8Scale>(1);

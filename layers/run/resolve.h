@@ -389,9 +389,6 @@ inline void check_parallel(const Run& run) {
     if (o.graph == "yes" && o.plan.empty() && comm::world_size() > 1 && !comm::can_capture)
         fail("--graph yes over %d ranks: calls of MPI cannot be captured: build with COMM=nccl, or choose "
              "--graph no or auto", comm::world_size());
-    if (o.graph == "yes" && o.plan.empty() && o.pipeline_parallel > 1 && comm::captures_serially())
-        fail("--graph yes with --pipeline-parallel %d: wants NCCL 2.27.3 and a driver of CUDA 12.9, or later "
-             "ones: choose --graph no or auto", o.pipeline_parallel);
     if (o.graph == "yes" && o.loss_on == "answers")
         fail("--graph yes with --loss-on answers: each step divides by another number of tokens: choose "
              "--graph no or auto");

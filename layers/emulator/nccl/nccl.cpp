@@ -12,7 +12,6 @@
 //   and all later ones, as over a broken link.
 //   NCCL_ON_CPU_ONE_DEVICE=1: all ranks are on one device, as on a machine with one GPU. Like NCCL, it
 //   refuses two of them on one host, and knows a host by NCCL_HOSTID.
-//   NCCL_ON_CPU_VERSION: what ncclGetVersion says, by default the header's.
 //   NCCL_DEBUG=INFO: says on how many of the device's SMs a communicator's calls may run (0: any number).
 //   NCCL_ON_CPU_HANG=RANK:N: the device of this rank of the world never begins its N-th launch, nor later
 //   ones, as behind a kernel that does not end.
@@ -311,11 +310,6 @@ const char* ncclGetErrorString(ncclResult_t result) {
     }
 }
 const char* ncclGetLastError(ncclComm_t) { return last_error.c_str(); }
-ncclResult_t ncclGetVersion(int* version) {
-    const char* given = getenv("NCCL_ON_CPU_VERSION");
-    *version = given ? atoi(given) : NCCL_VERSION_CODE;
-    return ncclSuccess;
-}
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     static int made = 0;
