@@ -24,7 +24,8 @@ std::vector<Posted> posted;  // calls of the open group
 
 struct CommStream {
     Event forked;
-    // events are reused: a wait for a reused one waits for a later point of the same stream, which is safe
+    // events are reused: a wait for a reused one waits for a later point of the same stream; far fewer are
+    // ever outstanding (--pipeline-group: check_pipeline)
     static constexpr int mark_slots = 1024;
     std::vector<std::unique_ptr<Event>> marks;
     bool is_captured = false;     // has joined the capture

@@ -101,6 +101,9 @@ void test_schedule() {
            });
     refuses("wants at least 4 micro-batches", [] { check_pipeline({4, 3, 2, 4}); });
     refuses("choose one of 4 6 7 8 12", [] { check_pipeline({4, 12, 2, 5}); });
+    check_pipeline({4, 132, 2, 132});
+    refuses("--pipeline-group 133 over 4 stages: wants at most 132",
+            [] { check_pipeline({4, 133, 2, 133}); });
 
     for (int rank = 0; rank < 24; rank++) {
         Grid g = place_in_grid(rank, 24, 2, 3);

@@ -18,8 +18,8 @@ DIR/launch.json what was started and how it ended. DIR/excluded-hosts has one ho
 it is read before each attempt, so it may be edited. LAUNCH_PAUSE: seconds before a new attempt; doubled for
 each one in a row without a newer checkpoint [30]. LAUNCH_SILENCE: seconds without a printed line after which
 a run counts as lost [3600]. LAUNCH_PATIENCE: seconds to wait for hosts if too few are left [21600].
-LAUNCH_DIR: the folder of train_gpt [the current one]. LAUNCH_MPIRUN: more options for mpirun. At SIGTERM,
-SIGINT, SIGUSR1 or SIGHUP the ranks finish their step and save."""
+LAUNCH_DIR: the folder of train_gpt [the current one]. LAUNCH_MPIRUN, LAUNCH_SRUN: more options for these. At
+SIGTERM, SIGINT, SIGUSR1 or SIGHUP the ranks finish their step and save."""
 
 import collections
 import concurrent.futures
@@ -271,11 +271,15 @@ class Launcher:
         if self.how == "slurm":
             mpi = os.environ.get("SLURM_MPI_TYPE", "pmix")
             where = [f"--nodelist={','.join(hosts)}", f"--nodes={len(hosts)}", f"--ntasks={ranks}"]
-            return ["srun", f"--job-name={name}", f"--mpi={mpi}", "--kill-on-bad-exit=1", *where]
+            extra = shlex.split(os.environ.get("LAUNCH_SRUN", ""))
+            return ["srun", *extra, f"--job-name={name}", f"--mpi={mpi}", "--kill-on-bad-exit=1", *where]
         # a host whose link is down is noticed after some seconds, not never
         alive = {"oob_tcp_keepalive_time": 5, "oob_tcp_keepalive_intvl": 2, "oob_tcp_keepalive_probes": 3}
         settings = [word for name, value in alive.items() for word in ("--mca", name, str(value))]
-        passed_on = [name for name in os.environ if name.startswith(("NCCL_", "CUDA_"))] + ["OMP_NUM_THREADS"]
+        # of CUDA, NCCL and its plugins, and of the networks below them
+        prefixes = ("NCCL_", "CUDA_", "OFI_NCCL_", "FI_", "UCX_")
+        passed_on = [name for name in os.environ if name.startswith(prefixes) or name == "LD_LIBRARY_PATH"]
+        passed_on.append("OMP_NUM_THREADS")
         exports = [word for name in passed_on for word in ("-x", name)]
         where = ["--host", ",".join(f"{host}:{each}" for host in hosts), "-n", str(ranks)]
         placing = ["--map-by", f"ppr:{each}:node", "--bind-to", "none"]

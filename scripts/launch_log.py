@@ -2,7 +2,9 @@
 
 import re
 
-ENDS = re.compile(r"lost communication with a remote daemon|MPI_ABORT was invoked|noticed that process rank")
+# Open MPI; MPICH's kin: "Abort(1) on node 0 (rank 3 in …)", "application called MPI_Abort(…) - process 3"
+ABORTED = r"MPI_ABORT was invoked|Abort\(\d+\) on node \d+ \(rank|application called MPI_Abort"
+ENDS = re.compile(r"lost communication with a remote daemon|noticed that process rank|" + ABORTED)
 # what tells on which host a run was lost
 LOST = (
     re.compile(
@@ -18,8 +20,10 @@ MEMORY = re.compile(r"(?:\[rank (\d+)\] )?train_gpt: (\S+): (?:step \d+|paramete
 # by the first rank whose patience ended: the others may miss that one
 HANGS = re.compile(r"waits for ranks? ([\d ]+), which does not answer")
 # by the program itself: something of its host, or of all
-ABORT = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
-ALL_END = re.compile(r"MPI_ABORT was invoked|Job step aborted")  # from here on all are killed
+ABORT = re.compile(
+    r"(?:MPI_ABORT was invoked on rank |Abort\(\d+\) on node \d+ \(rank |MPI_Abort\(.*\) - process )(\d+)"
+)
+ALL_END = re.compile(ABORTED + "|Job step aborted")  # from here on all are killed
 SPIKE = re.compile(r"train_gpt: step \d+: loss .*: (?:not finite|a spike)")
 
 

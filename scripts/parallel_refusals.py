@@ -225,6 +225,9 @@ def test_named_by_log():
         ("train_gpt: rank 0 waits for rank 5, which does not answer", {"c": "hangs"}),
         ("train_gpt: rank 0 waits for ranks 1 5, which does not answer", {"a": "hangs", "c": "hangs"}),
         ("MPI_ABORT was invoked on rank 7 in communicator", {"d": "fails"}),
+        ("Abort(1) on node 6 (rank 6 in comm 0): application called MPI_Abort(comm=0x84, 1) - process 6",
+         {"d": "fails"}),
+        ("application called MPI_Abort(MPI_COMM_WORLD, 1) - process 3", {"b": "fails"}),
         ("waits for rank 5, which does not answer\nMPI_ABORT was invoked on rank 0", {"c": "hangs"}),
         (
             "train_gpt: b: step 12 read other master weights\nMPI_ABORT was invoked on rank 2",

@@ -223,7 +223,7 @@ def check_one_device():
             limits = set(re.findall(r"NCCL INFO group (\w+).*?: maxCTAs (\d+)", done.stderr))
             limited = {"data", "forward", "backward"}
             wanted = {
-                (name, "12" if name in limited else "0") for name in limited | {"world", "tensor", "tied"}
+                (name, "8" if name in limited else "32") for name in limited | {"world", "tensor", "tied"}
             }
             check(limits == wanted, f"SMs of communicators: {limits}, wants {wanted}")
 

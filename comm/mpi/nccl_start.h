@@ -21,12 +21,13 @@ void check_nccl(ncclResult_t result, const char* what) {
              ncclGetLastError(nullptr));
 }
 
+// A rank has at most six calls on the device at once, whose blocks take an SM each: on four links, over d and
+// on the compute stream. 72 of an A100's 108 SMs, so that each call finds room, in whatever order they begin.
+// 8: enough for a network card (not measured), and a power of two, as NCCL rounds links' blocks up to one
+constexpr int ctas_beside_kernels = 8, most_ctas = 32;
+
 // NCCL waits for all ranks of a new communicator without a timeout: a separate thread does that while this
 // one watches the clock. If the run ends meanwhile, the thread is left behind
-// Blocks of a group's calls that run beside kernels, each on an SM: enough for a network card (not measured).
-// A rank has at most six calls on the device at once, on four links, over d and on the compute stream (at
-// most 32 blocks): 92 SMs of an A100's 108, so that each finds room, in whatever order they begin
-constexpr int ctas_beside_kernels = 12;
 struct Joining {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t comm = nullptr;
@@ -37,7 +38,7 @@ struct Joining {
 ncclComm_t join(const Group& g, ncclUniqueId id, bool beside_kernels) {
     auto joining = std::make_shared<Joining>();
     joining->config.commName = handle_of(g).name.c_str();
-    if (beside_kernels) joining->config.maxCTAs = ctas_beside_kernels;
+    joining->config.maxCTAs = beside_kernels ? ctas_beside_kernels : most_ctas;
     std::thread joins([joining, id, size = g.size, rank = g.rank, device = current_device()] {
         try {
             use_device(device);

@@ -72,10 +72,10 @@ inline void post_message(Model& model, const Instruction& op, BatchShape batch) 
 // Posts the exchange that begins at list[at], and returns its last index. Neighbours do not deadlock, as
 //   - each direction has a stream of its own: a receive in progress holds up no send
 //   - and a communicator of its own, on which both sides post the same messages in the same order
-//   - the send is posted first: where the device starts calls in the order in which they were posted, a
-//     receive may wait for what the neighbour computes from that send
+//   - the send is posted first: where calls start in the order in which they were posted (MPI), a receive may
+//     wait for what the neighbour computes from that send
 // group_begin/end only ask for them together: comm_nccl.cpp makes an NCCL group of each communicator's calls,
-// of which two must fit on the device at a time (scripts/test_nccl.py)
+// which all find room on the device at once (comm/mpi/nccl_start.h)
 inline size_t exchange_messages(Model& model, const std::vector<Instruction>& list, size_t at,
                                 const MicroBatches& all) {
     size_t end = at;

@@ -27,6 +27,12 @@ inline void check_pipeline(const PipelineShape& s) {
              "micro-batches: choose a larger --batch (in a ramp: --ramp-start), a smaller --micro-batch, or "
              "--pipeline-chunks 1 without --pipeline-group",
              s.chunks, s.p, s.micro_batches, s.p);
+    // so many messages from the first stage to the last may wait, one behind the other, for their receives:
+    // at most 6 entries each of the device's queue of some 1,000, in which the host must not get stuck
+    constexpr int most_waiting = 128;
+    if (s.interleave_group - s.p > most_waiting)
+        fail("--pipeline-group %d over %d stages: wants at most %d: give a smaller one, or fewer "
+             "micro-batches", s.interleave_group, s.p, s.p + most_waiting);
     if (legal_group(s.p, s.micro_batches, s.interleave_group)) return;
     std::string good;
     for (int g = s.p; g <= s.micro_batches; g++)
