@@ -75,12 +75,20 @@ inline std::string device_name() {
 #endif
 }
 
+#if defined(DEVICE_CUDA)  // the emulated one's: emulator/streams_on_cpu.h
+// the newest CUDA that the driver knows: 12090 for 12.9
+inline int driver_version() {
+    int driver = 0;
+    check_cuda(cudaDriverGetVersion(&driver), "the driver's version");
+    return driver;
+}
+#endif
+
 inline std::string driver_name() {
 #if defined(DEVICE_CUDA)
-    int driver = 0, runtime = 0;
-    check_cuda(cudaDriverGetVersion(&driver), "the driver's version");
+    int runtime = 0;
     check_cuda(cudaRuntimeGetVersion(&runtime), "CUDA's version");
-    return text("driver %d, CUDA %d", driver, runtime);
+    return text("driver %d, CUDA %d", driver_version(), runtime);
 #else
     return "no driver";
 #endif
@@ -182,11 +190,6 @@ inline size_t free_memory() {
 #if defined(DEVICE_CUDA)  // the others: emulator/streams_on_cpu.h, emulator/no_device.h
 inline void let_device_go_on() {}  // nothing to do: a real one runs by itself
 inline void note_progress() {}
-// the newest CUDA that the driver and this build know: 12090 for 12.9
-inline int driver_version() {
-    int driver = 0;
-    return cudaDriverGetVersion(&driver) == cudaSuccess ? std::min(driver, CUDART_VERSION) : 0;
-}
 
 // selects the device that this thread works on; several ranks may share one
 inline void use_device(int local_rank) {

@@ -182,11 +182,6 @@ void training_lm_head_in_fp8() {
     std::vector<int> samples = some_samples(N / T, T, V - 1);
     for (int end = T; end < (int)samples.size(); end += T + 1) samples[end] = V - 1;  // a target, never read
     double loss = trial.train(samples, 0, false);
-    auto on_host = [](const floatX* x, long n) {
-        std::vector<floatX> out(n);
-        copy_to_host(out.data(), x, n * sizeof(floatX), nullptr);
-        return std::vector<double>(out.begin(), out.end());
-    };
     auto largest = [](const std::vector<double>& x) {
         double most = 0;
         for (double v : x) most = std::max(most, std::abs(v));
@@ -212,8 +207,11 @@ void training_lm_head_in_fp8() {
         }
         return mean;
     };
-    std::vector<double> rows = on_host(trial.model.lm_head.ln, N * C);
-    std::vector<double> wte = on_host(trial.model.weights, V * C);
+    const Parameter& p = trial.model.table.list[trial.model.table.wte];
+    std::vector<floatX> normalised(N * C);
+    copy_to_host(normalised.data(), trial.model.lm_head.ln, N * C * sizeof(floatX), nullptr);
+    std::vector<real> stored = trial.weights(p);
+    std::vector<double> rows(normalised.begin(), normalised.end()), wte(stored.begin(), stored.end());
     double exact = loss_of(rows, wte);
     rows = in_8_bits<e4m3>(rows, largest(rows));
     double rounded = loss_of(rows, in_8_bits<e4m3>(wte, largest(wte)));
@@ -222,8 +220,7 @@ void training_lm_head_in_fp8() {
 
     // wte's gradient, of tokens that are never read: of those that are it has the lookups' part too
     std::vector<double> d = in_8_bits<e5m2>(dlogits, 1.0 / N);
-    const ParameterTable& table = trial.model.table;
-    std::vector<real> all = gradient_of(trial.model, table.list[table.wte]), got, want;
+    std::vector<real> all = gradient_of(trial.model, p), got, want;
     for (int v = 0; v < V; v++) {
         bool is_read = false;
         for (int n = 0; n < N; n++) is_read |= samples[n / T * (T + 1) + n % T] == v;
