@@ -123,7 +123,7 @@ def write_into(path, offset, data):
         file.write(data)
 
 
-LONG = ["--steps", 400, "--save-every", 20, "--keep", 3]
+LONG = ["--steps", 1000, "--save-every", 20, "--keep", 3]
 
 
 def undisturbed():
