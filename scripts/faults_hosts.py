@@ -239,14 +239,15 @@ def launcher_rules():
     launcher = launch.Launcher("mpirun", hosts, 2, 3, launch.Options(["--save", str(WORK / "rules")]))
     launcher.answers = lambda host: host != "node2.cluster"
 
-    ended = "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD"
+    ended = "MPI_ABORT was invoked on rank {0} in communicator MPI_COMM_WORLD"
+    failed = "[rank {0}] train_gpt: CUDA: unspecified launch failure\n" + ended
     for printed, wanted in (
-        ("[rank 3] train_gpt: CUDA: unspecified launch failure\n" + ended, {"node2.cluster": "fails"}),
+        (failed.format(1), {"node2.cluster": "lost"}),  # which does not answer: rank 1 missed it
         ("on node node3 exited on signal 9", {"node3.cluster": "lost"}),
         ("train_gpt: node1.cluster.local: step 7 read other", {"node1.cluster": "memory"}),
         (
             "[rank 0] waits for rank 5, which does not answer: it\n"
-            + ended
+            + ended.format(3)
             + "\nsrun: error: node1: tasks 0-1: Killed",
             {"node3.cluster": "hangs"},
         ),
@@ -255,6 +256,10 @@ def launcher_rules():
     ):
         found = launcher.lost_hosts(printed, hosts[:3])
         check(found == wanted, f"lost on {wanted}: {found} by {printed}")
+    launcher.answers = lambda host: True
+    found = launcher.lost_hosts(failed.format(3), hosts[:3])
+    check(found == {"node2.cluster": "fails"}, f"a rank that fails where all hosts answer: {found}")
+    launcher.answers = lambda host: host != "node2.cluster"
 
     addresses = [f"10.0.0.{i}" for i in range(1, 5)]
     for printed, wanted in (

@@ -10,6 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import launch
 from faults import (
     BUILD,
     DATA,
@@ -224,7 +225,8 @@ class SlurmHosts(Hosts):
 
 def four_nodes():
     """The time is up while a node is drained: the job is queued again and goes on on other nodes, with the
-    losses of an undisturbed run. Without PMI nobody trains alone."""
+    losses of an undisturbed run. Without PMI nobody trains alone. Ranks that do not fill their nodes fill
+    one after the other."""
     if not is_installed():
         return skipped("Slurm over hosts", "not installed: bash scripts/install.sh --with-cluster-tests")
     with SlurmHosts() as hosts:
@@ -275,3 +277,10 @@ def four_nodes():
         hosts.ask("scancel", "--full", "--user=root")
         check("srun started 4 tasks, but told MPI of none" in said(), f"without PMI: {said()}")
         check(not list(WORK.glob("no-pmi/step-*")), "nobody trained alone")
+
+        starter = launch.Launcher("slurm", ["h1", "h2"], 4, 2, launch.Options([])).starter
+        words = [*starter(["h1", "h2"], 6, 4, "six"), "printenv", "SLURM_NODEID"]
+        there = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=4", "--nodelist=h1,h2", *words]
+        done = run(hosts.inside("h0", there), hosts.variables, 60)
+        nodes = "".join(sorted(done.stdout.split()))
+        check(nodes == "000011", f"six ranks on two nodes of four: {nodes} {done.stderr[-300:]}")

@@ -271,7 +271,8 @@ class Launcher:
         if self.how == "slurm":
             mpi = os.environ.get("SLURM_MPI_TYPE", "pmix")
             where = [f"--nodelist={','.join(hosts)}", f"--nodes={len(hosts)}", f"--ntasks={ranks}"]
-            extra = shlex.split(os.environ.get("LAUNCH_SRUN", ""))
+            # ranks that do not fill all nodes fill one after the other, as tensor parallelism wants
+            extra = [f"--distribution=plane={each}", *shlex.split(os.environ.get("LAUNCH_SRUN", ""))]
             return ["srun", *extra, f"--job-name={name}", f"--mpi={mpi}", "--kill-on-bad-exit=1", *where]
         # a host whose link is down is noticed after some seconds, not never
         alive = {"oob_tcp_keepalive_time": 5, "oob_tcp_keepalive_intvl": 2, "oob_tcp_keepalive_probes": 3}
@@ -343,7 +344,8 @@ class Launcher:
             start_new_session=True,  # a terminal's Ctrl-C comes through on_signal alone
         )
         attempt = types.SimpleNamespace(
-            lines=self.child.stdout, tail=collections.deque(maxlen=20000), ends_since=0, heard=time.time()
+            # some 40 lines a rank of 4,480, so that the first words of a run's end are among them
+            lines=self.child.stdout, tail=collections.deque(maxlen=200000), ends_since=0, heard=time.time()
         )
         if self.stopping:
             self.on_signal(None, None)
@@ -365,10 +367,11 @@ class Launcher:
     def lost_hosts(self, printed, hosts):
         """Of those that took part, the hosts that the run was lost on, and why."""
         found = named_hosts(printed, self.hosts, hosts, self.each)
-        if not found:  # nobody was named
+        if set(found.values()) <= {"fails"}:  # nobody was named, or a rank that may have missed a dead host's
             good = self.answering(hosts)
             # where not one answers it is not the hosts: mpirun itself refuses, say
-            found = {host: "lost" for host in hosts if good and host not in good and not self.stopping}
+            dead = {host: "lost" for host in hosts if good and host not in good and not self.stopping}
+            found = dead or found
         return found
 
     def end_if_permanent(self, code, printed, lost):
@@ -391,12 +394,18 @@ class Launcher:
         if not self.folder or not self.keep(".launch.lock", "a", ""):
             return
         self.locked = open(self.folder / ".launch.lock", "r+")
-        try:
-            fcntl.flock(self.locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
-            if e.errno == errno.EWOULDBLOCK:
-                stop(f"{self.folder}: another launcher works on this run ({self.locked.read().strip()})")
-            return  # a file system without locks
+        # a job that Slurm has queued again: storage may keep the lock of its lost node for a while
+        until = time.time() + (180 if os.environ.get("SLURM_RESTART_COUNT", "0") != "0" else 0)
+        while True:
+            try:
+                fcntl.flock(self.locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as e:
+                if e.errno != errno.EWOULDBLOCK:
+                    return  # a file system without locks
+                if time.time() >= until or self.stopping:
+                    stop(f"{self.folder}: another launcher works on this run ({self.locked.read().strip()})")
+            self.sleep(5)
         self.locked.truncate(0)
         self.locked.write(f"process {os.getpid()} on {os.uname().nodename}\n")
         self.locked.flush()
