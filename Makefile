@@ -254,13 +254,8 @@ $(OBJECTS)/compute.o: layers/compute.cu Makefile
 $(OBJECTS)/test_gpt.o: test_gpt.cu Makefile
 	@mkdir -p $(@D)
 	$(KERNELS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
-$(TOOLS)/%.o: data/%.cpp Makefile
-	@mkdir -p $(@D)
-	$(CXX) $(HOST) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
-$(TOOLS)/%.o: data/tasks/%.cpp Makefile
-	@mkdir -p $(@D)
-	$(CXX) $(HOST) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
-$(TOOLS)/%.o: layers/convert/%.cpp Makefile
+vpath %.cpp data data/tasks layers/convert
+$(TOOLS)/%.o: %.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(HOST) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
@@ -358,6 +353,7 @@ check-kernels:
 record-kernels:
 	python3 scripts/kernel_report.py $(or $(NVCC),nvcc) --record
 check:
+	bash scripts/install.sh --with-check
 	python3 scripts/check.py
 	python3 scripts/check_headers.py
 clean:

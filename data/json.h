@@ -12,15 +12,7 @@
 #include <utility>
 #include <vector>
 #include "../layers/base/check.h"
-
-inline void append_utf8(std::string& out, uint32_t c) {
-    if (c < 0x80) out += (char)c;
-    else if (c < 0x800) out += {(char)(0xC0 | c >> 6), (char)(0x80 | (c & 63))};
-    else if (c < 0x10000)
-        out += {(char)(0xE0 | c >> 12), (char)(0x80 | (c >> 6 & 63)), (char)(0x80 | (c & 63))};
-    else out += {(char)(0xF0 | c >> 18), (char)(0x80 | (c >> 12 & 63)), (char)(0x80 | (c >> 6 & 63)),
-                 (char)(0x80 | (c & 63))};
-}
+#include "utf8.h"
 
 struct Json {
     struct Member;  // of an object: first, its name; second, its value
@@ -216,13 +208,29 @@ inline Json Json::parse(std::string_view text, const std::string& name) {
     return out;
 }
 
-inline std::string json_quote(std::string_view s) {
-    std::string out = "\"";
-    for (char c : s) {
-        if (c == '"' || c == '\\') out += {'\\', c};
-        else if (c == '\n') out += "\\n";
-        else if ((unsigned char)c < 0x20) out += ::text("\\u%04x", (unsigned char)c);
-        else out += c;
+inline void append_json(std::string& out, std::string_view s) {  // quoted; s is UTF-8
+    out += '"';
+    size_t from = 0;
+    for (size_t i = 0; i < s.size(); i++) {
+        unsigned char c = (unsigned char)s[i];
+        if (c >= 0x20 && c != '"' && c != '\\') continue;
+        out.append(s, from, i - from);
+        from = i + 1;
+        if (c == '\n') out += "\\n";
+        else if (c == '\t') out += "\\t";
+        else if (c == '\r') out += "\\r";
+        else if (c < 0x20) out += ::text("\\u%04x", c);
+        else {
+            out += '\\';
+            out += (char)c;
+        }
     }
-    return out + "\"";
+    out.append(s, from, s.npos);
+    out += '"';
+}
+
+inline std::string json_quote(std::string_view s) {
+    std::string out;
+    append_json(out, s);
+    return out;
 }

@@ -16,6 +16,7 @@
 #include <vector>
 #include "../layers/base/whole_file.h"
 #include "unicode.h"
+#include "utf8.h"
 
 enum CharClass : uint8_t { Other, Letter, Digit, Space };
 
@@ -43,33 +44,16 @@ struct Char {
 
 // the character at s; 1 <= left. Overlong forms, surrogates and stray bytes are single bytes of class Other.
 inline Char decode_char(const unsigned char* s, size_t left, const uint8_t* classes) {
-    unsigned char c = s[0];
-    if (c < 0x80) return {(CharClass)classes[c], 1};
-
-    int n = c >= 0xC2 && c < 0xE0 ? 2 : c >= 0xE0 && c < 0xF0 ? 3 : c >= 0xF0 && c < 0xF5 ? 4 : 1;
-    if (n == 1 || left < (size_t)n) return {Other, 1};
-
-    uint32_t code = c & (0xFF >> (n + 1));
-    for (int i = 1; i < n; i++) {
-        if ((s[i] & 0xC0) != 0x80) return {Other, 1};
-        code = code << 6 | (s[i] & 0x3F);
-    }
-
-    if ((n == 3 && (code < 0x800 || (code >= 0xD800 && code < 0xE000))) ||
-        (n == 4 && (code < 0x10000 || code > 0x10FFFF)))
-        return {Other, 1};
-    return {(CharClass)classes[code], n};
+    if (s[0] < 0x80) return {(CharClass)classes[s[0]], 1};
+    size_t bytes;
+    uint32_t code = decode_at({(const char*)s, left}, 0, &bytes);
+    return {bytes == 1 ? Other : (CharClass)classes[code], (int)bytes};
 }
 
 // the same text with U+FFFD in place of each byte that is not part of valid UTF-8
 inline std::string whole_utf8(std::string_view s) {
     std::string out;
-    for (size_t i = 0; i < s.size();) {
-        int n = decode_char((const unsigned char*)s.data() + i, s.size() - i, char_classes().data()).bytes;
-        if (n == 1 && (unsigned char)s[i] >= 0x80) out += "\xEF\xBF\xBD";
-        else out += s.substr(i, n);
-        i += n;
-    }
+    for (size_t i = 0, bytes; i < s.size(); i += bytes) append_utf8(out, decode_at(s, i, &bytes));
     return out;
 }
 

@@ -2,13 +2,17 @@
 """The architecture, checked without a compiler: the book and its seams, who includes whom, limits, comma
 statements.
 
-Run: make check (which also compiles every header alone: scripts/check_headers.py)."""
+Run: make check (which also compiles every header alone: scripts/check_headers.py). Wants tree-sitter and
+tree-sitter-cuda: scripts/install.sh --with-check."""
 
 import ast
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import tree_sitter_cuda
+from tree_sitter import Language, Parser
 
 SOURCES = ("*.h", "*.cuh", "*.cu", "*.cpp")
 SCRIPTS = ("scripts/*.sh", "scripts/*.py", "scripts/tour/*", "scripts/tour/site/*", ".ci/run", "Makefile")
@@ -126,220 +130,68 @@ def follow(names, through):
     return found
 
 
-# ---- a small reader of C++: tokens, groups, statements
-# ---------------------------------------------------------
-TOKEN = re.compile(
-    r"""(?P<space>\s+)|(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<directive>^[ \t]*\#(?:[^\n\\]|\\.|\\\n)*)
-    |(?P<raw>R"(?P<mark>[^(\s]*)\(.*?\)(?P=mark)")|(?P<string>"(?:\\.|[^"\\])*")|(?P<char>'(?:\\.|[^'\\])+')
-    |(?P<number>\.?\d(?:[\w.']|[eEpP][+-])*)|(?P<word>[A-Za-z_]\w*)
-    |(?P<sign><<=|>>=|->|\+\+|--|<=>|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|::|<<|\.\.\.|.)""",
-    re.S | re.M | re.X,
+# ---- C++, as tree-sitter reads it --------------------------------------------------------------------------
+
+# what stands for something else until a preprocessor has run
+MACROS = (
+    (r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", ""),
+    (r"\bHOST_DEVICE\b|__launch_bounds__\([^;{]*?\)\)?(?=\s)", ""),
+    (r"\b(?:DYNAMIC_)?SHARED\([^;]*\);", "int shared;"),
+    (r"\bPRECISION_NAME\b", '""'),
 )
+CUDA = Parser(Language(tree_sitter_cuda.language()))
+LIBRARIES = ("cblas_", "cublasLt")  # functions with their interfaces, which are not ours
 
 
-class Group:
-    """A bracket, what is inside, and where it begins and ends."""
-
-    def __init__(self, bracket, start):
-        self.bracket, self.start, self.end, self.items = bracket, start, start, []
-
-
-def read_groups(text):
-    root = Group("", 0)
-    stack = [root]
-    for match in TOKEN.finditer(text):
-        kind, value = match.lastgroup, match.group(0)
-        if kind in ("space", "comment", "directive"):
-            continue
-        if kind == "sign" and value in "([{":
-            group = Group(value, match.start())
-            stack[-1].items.append(group)
-            stack.append(group)
-        elif kind == "sign" and value in ")]}":
-            stack.pop().end = match.end()
-        else:
-            stack[-1].items.append((kind, value, match.start()))
-    return root
+def nodes_of(text):
+    """All nodes of a file's syntax tree; lines are those of the file."""
+    for macro, instead in MACROS:
+        text = re.sub(macro, lambda found: instead + "\n" * found[0].count("\n"), text, flags=re.M)
+    left = [CUDA.parse(text.encode()).root_node]
+    while left:
+        node = left.pop()
+        yield node
+        left += node.children
 
 
-def sign(item, value):
-    return not isinstance(item, Group) and item[0] == "sign" and item[1] == value
-
-
-def word(item, *values):
-    return not isinstance(item, Group) and item[0] == "word" and (not values or item[1] in values)
-
-
-def without_templates(items):
-    """Drops <…> behind a name where it reads as template arguments."""
-    out, skip = [], 0
-    for i, item in enumerate(items):
-        if skip:
-            skip -= 1
-            continue
-        if sign(item, "<") and out and word(out[-1]):
-            depth = 1
-            for j in range(i + 1, len(items)):
-                other = items[j]
-                if isinstance(other, Group) and other.bracket == "{":
-                    break
-                if not isinstance(other, Group) and other[0] == "sign":
-                    depth += {"<": 1, ">": -1, ">>": -2}.get(other[1], 0)
-                    if other[1] not in ("<", ">", ">>", "::", ",", "*", "&", "..."):
-                        break
-                if depth <= 0:
-                    skip = j - i
-                    break
-            if skip:
-                continue
-
-        out.append(item)
-
-    return out
-
-
-TYPES = """unsigned long short int char double float bool auto const static constexpr thread_local inline
-volatile mutable size_t real floatX""".split()
-HEADS = ("if", "for", "while", "switch")
-OTHERS = """using typedef template struct class enum union namespace public private static_assert case default
-friend extern goto throw""".split()
-
-
-def is_declaration(items):
-    items = without_templates(items)
-    if not items or word(items[0], *TYPES):
-        return True
-    i = 1 if sign(items[0], "::") else 0
-    if i >= len(items) or not word(items[i]):
-        return False
-    i += 1
-    while i + 1 < len(items) and sign(items[i], "::") and word(items[i + 1]):
-        i += 2
-    stars = i
-    while i < len(items) and not isinstance(items[i], Group) and items[i][1] in ("*", "&", "&&"):
-        i += 1
-    if i >= len(items) or not word(items[i]):
-        return False
-    after = items[i + 1] if i + 1 < len(items) else None
-    return i == stars or after is None or isinstance(after, Group) or after[1] in ("=", ",")
-
-
-def comma_statements(group):
-    """Where a statement ends in a comma operator; headers of `for` may."""
-    for item in group.items:
-        if isinstance(item, Group):
-            yield from comma_statements(item)
-    if group.bracket in ("(", "["):
+def check_function(name, node):
+    declarator = node.child_by_field_name("declarator")
+    while declarator is not None and declarator.type != "function_declarator":  # behind *, & and ()
+        inner = declarator.child_by_field_name("declarator")
+        declarator = inner or next(iter(declarator.named_children), None)
+    if declarator is None or is_check(name):
         return
+    at = f"{name}:{node.start_point.row + 1}: {declarator.child_by_field_name('declarator').text.decode()}"
+    lines = node.end_point.row - node.start_point.row
+    most = KERNEL if re.match(rb"[^{]*__(global|device)__", node.text) else FUNCTION
+    if lines > most:
+        complain(f"{at} has {lines} lines, at most {most}")
 
-    statement = []
-    for i, item in enumerate(group.items):
-        following = group.items[i + 1] if i + 1 < len(group.items) else None
-        if sign(item, ";"):
-            yield from commas_of(statement)
-            statement = []
-        elif isinstance(item, Group) and item.bracket == "{":
-            goes_on = following is not None and (
-                following.bracket == "("
-                if isinstance(following, Group)
-                else following[0] == "sign" and following[1] not in ("*", "&", "&&", "::", "++", "--", "~")
-            )
-            statement = statement + [item] if goes_on else []
-        elif sign(item, ":") and statement and word(statement[0], "case", "default", "public", "private"):
-            statement = []
-        else:
-            statement.append(item)
+    # 12 parameters for a layer's function and kernels, 8 for every other
+    is_layer = name.endswith(".cuh") or name in ("layers/model/block.h", "layers/model/vocabulary.h")
+    count, most = declarator.child_by_field_name("parameters").named_child_count, 12 if is_layer else 8
+    if count > most and not any(library in at for library in LIBRARIES):
+        complain(f"{at} has {count} parameters, at most {most}")
 
 
-def commas_of(statement):
-    while statement and word(statement[0], "else", "do", *HEADS):
-        if word(statement[0], *HEADS):
-            while statement and not (isinstance(statement[0], Group) and statement[0].bracket == "("):
-                statement = statement[1:]
-        statement = statement[1:]
-    body = without_templates(statement)
-    first = next((i for i, item in enumerate(body) if sign(item, ",")), None)
-    if (
-        first is None
-        or word(body[0], *OTHERS)
-        or (not word(body[0], "return") and is_declaration(body[:first]))
-    ):
-        return
-    yield body[first][2]
+def check_syntax(name, text):
+    for node in nodes_of(text):
+        if node.type == "function_definition":
+            check_function(name, node)
+        ends = node.parent is not None and node.parent.type in ("expression_statement", "return_statement")
+        # std::vector<T> a((size_t)n), b(n) reads as one, and so do the operands of assembly
+        is_other = ends and re.match(rb'std::|[:"]|\(?asm|IN_OUT', node.parent.text)
+        if node.type == "comma_expression" and ends and not is_other:
+            complain(f"{name}:{node.start_point.row + 1}: a comma statement: one statement a line")
 
 
-# ---- parameters: 12 for a layer's function and kernels, 8 for every other
-# ------------------------------------
-FUNCTION_HEAD = re.compile(
-    r"^(?: {0,8})(?!return\b|else\b|new\b|delete\b|throw\b|case\b)(?:template[^\n]*\n)?"
-    r"[\w:<>,*&\[\] ]*?[\w>*&\]] [*&]*(\w+)\(([^;{}]*?)\)(?: const)?(?: noexcept)?\s*\{",
-    re.M,
-)
+# ---- limits ------------------------------------------------------------------------------------------------
 
 
-def parameters_of(text):
-    depth, count, last = 0, 0, ""
-    for c in text:
-        depth += (c in "(<[{") - (c in ")>]}")
-        count += c == "," and depth == 0
-        last += c
-    return count + 1 if text.strip() else 0
-
-
-def check_parameters(name, text):
-    is_layer = name.endswith(".cuh") or name in (
-        "layers/model/block.h",
-        "layers/model/vocabulary.h",
-    )
-    most = 12 if is_layer else 8
-    for match in FUNCTION_HEAD.finditer(text):
-        of_libraries = match.group(1).startswith(("cblas_", "cublasLt"))
-        if match.group(1) in (*HEADS, "catch", "defined") or of_libraries:
-            continue  # their interfaces are not ours
-        count = parameters_of(re.sub(r"//[^\n]*", "", match.group(2)))
-        if count > most:
-            line = text.count("\n", 0, match.start(1)) + 1
-            complain(f"{name}:{line}: {match.group(1)} has {count} parameters, at most {most}")
-
-
-# ---- limits
-# ---------------------------------------------------------------------------------------------------
 def check_size(name, text):
     for number, line in enumerate(text.split("\n"), 1):
         if len(line) > COLUMNS:
             complain(f"{name}:{number}: {len(line)} columns, at most {COLUMNS}")
-
-
-def functions(group):
-    """(where it begins, where it ends, whether it is device code) of every function with a body."""
-    kinds = ("namespace", "struct", "class", "union", "extern")
-    statement = []
-    for item in group.items:
-        if sign(item, ";"):
-            statement = []
-        elif not (isinstance(item, Group) and item.bracket == "{"):
-            statement.append(item)
-        else:
-            head = [i[1] for i in without_templates(statement) if word(i)]
-            takes = any(isinstance(i, Group) and i.bracket == "(" for i in statement)
-            if head and head[0] in (*kinds, "template") and (not takes or head[0] in kinds):
-                yield from functions(item)
-                statement = []
-            elif takes and not any(sign(i, "=") for i in statement):
-                first = statement[0]
-                on_device = "__global__" in head or "__device__" in head
-                yield first.start if isinstance(first, Group) else first[2], item.end, on_device
-                statement = []
-            else:
-                statement.append(item)
-
-
-def check_functions(name, text):
-    for begin, end, on_device in functions(read_groups(text)):
-        lines, most = text.count("\n", begin, end), KERNEL if on_device else FUNCTION
-        if lines > most and not is_check(name):
-            line = text.count("\n", 0, begin) + 1
-            complain(f"{name}:{line}: a function of {lines} lines, at most {most}")
 
 
 def check_choices(name, text):
@@ -373,11 +225,8 @@ def main():
         texts[name] = text
         check_arrows(name)
         check_size(name, text)
-        check_functions(name, text)
         check_choices(name, text)
-        check_parameters(name, text)
-        for at in comma_statements(read_groups(text)):
-            complain(f"{name}:{text.count(chr(10), 0, at) + 1}: a comma statement: one statement a line")
+        check_syntax(name, text)
 
     check_options(texts)
     sizes = {name: text.count("\n") for name, text in texts.items()}

@@ -1,6 +1,5 @@
 """What scripts/test_faults.py and its chapters share: programs to be started and hurt, what they wrote."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from over_ranks import check, environment, limited
+from over_ranks import check, environment, json_lines, limited, make_tokens
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BUILD = (
@@ -34,15 +33,11 @@ def command(*options, ranks=1, data=None):
     return ["mpirun", "-n", str(ranks), *words] if ranks > 1 else words
 
 
-def make_tokens():
+def make_data():
     """DATA, and what stands beside it for validation, byte by byte: lines, some easier than others."""
-    text = WORK / "text.txt"
     easy, hard = "green bottles hanging on the wall, ", "{} fell. "
     lines = (f"{i} {easy}" + hard.format(i**4 % 99991) * (i * i % 5) for i in range(700))
-    text.write_text("\n".join(lines))
-    words = [BUILD / "tokenize", "--vocabulary", "bytes", "--validation", "0.1", "--output", "text", text]
-    made = run(list(map(str, words)))
-    check(made.returncode == 0, f"tokens: {made.stderr}")
+    make_tokens(BUILD, WORK / "text", "\n".join(lines), 0.1)
 
 
 def shimmed(**settings):
@@ -83,13 +78,9 @@ def until(condition, seconds=60):
     return False
 
 
-def metric_lines(path):
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
-
-
 def metrics(path):
     """The losses and norms by step, to the last bit; a step that stands there twice counts once, the last."""
-    return {line["step"]: (line["loss"], line["gradient_norm"]) for line in metric_lines(path)}
+    return {line["step"]: (line["loss"], line["gradient_norm"]) for line in json_lines(path)}
 
 
 def steps_written(path):

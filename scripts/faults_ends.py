@@ -23,7 +23,7 @@ from faults import (
     until,
     write_into,
 )
-from over_ranks import check, environment
+from over_ranks import check, environment, make_tokens
 
 
 def refused(words, wants, what, env=None):
@@ -76,10 +76,7 @@ def foreign_checkpoints():
 
         # the same size, other bytes; found by the checksums of the file, not by its name
         other = WORK / "other.bin"
-        text = WORK / "other.txt"
-        text.write_text((WORK / "text.txt").read_text().replace("green", "greyn"))
-        tool = [BUILD / "tokenize", "--vocabulary", "bytes", "--validation", "0.1", "--output", "other", text]
-        run(list(map(str, tool)))
+        make_tokens(BUILD, WORK / "other", (WORK / "text.txt").read_text().replace("green", "greyn"), 0.1)
         shutil.move(WORK / "other.train.bin", other)
         check(other.stat().st_size == DATA.stat().st_size, "data of the same size")
         refused(go_on(data=other), "was trained on other data than --train gives", f"other data, {ranks}")

@@ -18,7 +18,6 @@ from faults import (
     WORK,
     command,
     end,
-    metric_lines,
     metrics,
     run,
     shimmed,
@@ -28,7 +27,7 @@ from faults import (
     undisturbed,
     until,
 )
-from over_ranks import check, environment
+from over_ranks import check, environment, json_lines
 
 
 def slow_rank():
@@ -44,7 +43,7 @@ def slow_rank():
     text = end(process)
     host = os.uname().nodename
     check(f"slow: rank 1 on {host}" in text, f"a slow rank: {text[-300:]}")
-    lines = metric_lines(WORK / "slow.jsonl")
+    lines = json_lines(WORK / "slow.jsonl")
     named = [line["step"] for line in lines if 1 in line.get("slow_ranks", [])]
     check(named and named[0] <= at + 20, f"slowed from step {at} on, named at {named[:1]}")
 
@@ -118,15 +117,14 @@ class Hosts:
     def inside(self, name, words):
         return [str(self.agent), name, " ".join(map(shlex.quote, map(str, words)))]
 
-    def signal(self, name, number, part="", most=1000):
-        """To the processes of a host whose command line has `part`, at most so many."""
+    def signal(self, name, number, part=""):
+        """To the processes of a host whose command line has `part`."""
         listed = run(["ip", "netns", "pids", self.prefix + name]).stdout.split()
         for process in map(int, listed):
             try:
                 words = Path(f"/proc/{process}/cmdline").read_text(errors="replace").split("\0")
-                if not part or (part in words[0] and most > 0):
+                if part in words[0]:
                     os.kill(process, number)
-                    most -= 1
             except (OSError, ProcessLookupError):
                 pass
 

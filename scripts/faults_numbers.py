@@ -17,7 +17,6 @@ from faults import (
     WORK,
     command,
     end,
-    metric_lines,
     metrics,
     ranks_of,
     run,
@@ -27,7 +26,7 @@ from faults import (
     until,
     write_into,
 )
-from over_ranks import check, checksum, environment, near
+from over_ranks import check, checksum, environment, json_lines, near
 
 
 def flip_bit(process_id, address, bit=2):
@@ -127,7 +126,7 @@ def spikes():
 
     # a z-score: the losses of this text never spike, unless nearly everything is one
     r = run(command(*steps, "z", "--metrics", "z.jsonl", "--on-spike", "skip", "--spike-z", 0.001))
-    lines = metric_lines(WORK / "z.jsonl")
+    lines = json_lines(WORK / "z.jsonl")
     check(r.returncode in (0, 3), f"skip: {r.returncode} {r.stderr[-300:]}")
     left_out = [line["step"] for line in lines if line.get("updated") is False]
     check(left_out and min(left_out) > 30 and "its update is skipped" in r.stderr, f"skip: {left_out[:5]}")
@@ -142,7 +141,7 @@ def spikes():
     ran.append(run(command("--steps", 35, *skip, *until_60("in-two"))))
     ran.append(run(command("--steps", 50, *skip, *until_60("in-two"), "--resume", WORK / "in-two")))
     at_once, in_two = (
-        [(line["step"], line["loss"], line.get("updated")) for line in metric_lines(WORK / f"{name}.jsonl")]
+        [(line["step"], line["loss"], line.get("updated")) for line in json_lines(WORK / f"{name}.jsonl")]
         for name in ("at-once", "in-two")
     )
     left_out = [step for step, _, updated in at_once if updated is False]
@@ -160,7 +159,7 @@ def spikes():
     ramp += "--until-tokens 40000 --on-spike back --spike-z 0.3 --save-every 20 --save ramp".split()
     r = run(command(*ramp, "--metrics", "ramp.jsonl", "--learning-rate", 1e-5))
     check(r.returncode == 0 and "back to the newest" in r.stderr, f"ramp: {r.returncode} {r.stderr[-300:]}")
-    tokens = [line["tokens"] for line in metric_lines(WORK / "ramp.jsonl")]
+    tokens = [line["tokens"] for line in json_lines(WORK / "ramp.jsonl")]
     check(tokens[-2] < 40000 <= tokens[-1], f"ramp: the last steps end at {tokens[-2:]} tokens of 40000")
 
     # what a preset decides stays, however often a run is resumed

@@ -368,15 +368,6 @@ def pytorch():
         )
 
 
-def start_mps():
-    """CUDA's daemon that lets kernels of several processes run at once: its variables, or None."""
-    pipe = Path("/tmp") / f"mps-{os.getpid()}"
-    pipe.mkdir(exist_ok=True)
-    variables = {"CUDA_MPS_PIPE_DIRECTORY": f"{pipe}", "CUDA_MPS_LOG_DIRECTORY": f"{pipe}"}
-    started = run("mps", ["nvidia-cuda-mps-control", "-d"], 5, **variables)
-    return variables if started.returncode == 0 else None
-
-
 def nccl():
     if not program("fp32-nccl").exists() or not shutil.which("mpirun", path=libraries.get("PATH")):
         return note("NCCL", None, "no build over NCCL, or no mpirun, is here")
@@ -389,30 +380,24 @@ def nccl():
     bounds = {"fp32": 1e-6, "bf16": 5e-3}
     in_order = [(ranks, words, kind) for kind in ("fp32", "bf16") for ranks, words in LAYOUTS]
 
-    def compare(ranks, words, kind, which="", **variables):
-        what = f"{ranks} ranks over NCCL{which}, {kind}, {words.replace('--', '') or 'data-parallel'}"
+    def compare(ranks, words, kind):
+        what = f"{ranks} ranks over NCCL, {kind}, {words.replace('--', '') or 'data-parallel'}"
         name = re.sub(r"\W+", "_", what)
         steps = most if ranks < 8 else min(most, 6)
-        return compare_losses(
+        compare_losses(
             what, one[kind][:steps], bounds[kind], f"{kind}-nccl", name, *layers, *words.split(),
-            ranks=ranks, steps=steps, **common, **variables,
+            ranks=ranks, steps=steps, **common,
         )  # fmt: skip
 
     if o.rehearse:
         for each in (in_order[5], in_order[3], (2, "--tensor-parallel 2", "bf16")):
             compare(*each)
         return
-    compare(*in_order[0])
-    mps = start_mps()
-    note("MPS", None if mps is None else True, "its daemon does not start" if mps is None else "runs")
-    works = mps and compare(*in_order[0], " and MPS", **mps)
-    for each in in_order[1:]:
+    for each in in_order:
         if left() < 8:
             note("NCCL", None, f"its time was over before {each}")
             break
-        compare(*each, " and MPS" if works else "", **(mps if works else {}))
-    if mps:
-        limited(["sh", "-c", "echo quit | nvidia-cuda-mps-control"], 5, env=dict(os.environ, **mps))
+        compare(*each)
 
 
 def gemms():

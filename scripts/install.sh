@@ -5,12 +5,13 @@
 # --with-cluster-tests: also Slurm, sshd and ip, for the checks of launchers and of several hosts.
 # --with-tour: also the two Python libraries of scripts/tour.
 # --with-browser: also Chromium and what drives it, for the check that walks the tour, and TensorBoard.
+# --with-check: also tree-sitter, for make check.
 # Debian and Ubuntu (apt-get, through sudo where needed), Fedora and its kin (dnf); elsewhere it says what to
 # install.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-with_onednn=no with_corpus=no with_cluster=no with_tour=no with_browser=no
+with_onednn=no with_corpus=no with_cluster=no with_tour=no with_browser=no with_check=no
 for option in "$@"; do
     case "$option" in
         --with-onednn) with_onednn=yes ;;
@@ -18,7 +19,8 @@ for option in "$@"; do
         --with-cluster-tests) with_cluster=yes ;;
         --with-tour) with_tour=yes ;;
         --with-browser) with_tour=yes with_browser=yes ;;
-        -h | --help) sed -n '2,9s/^# //p' "scripts/${0##*/}"; exit ;;
+        --with-check) with_check=yes ;;
+        -h | --help) sed -n '2,10s/^# //p' "scripts/${0##*/}"; exit ;;
         *) echo "install.sh: unknown option $option: did you mean --with-corpus?" >&2; exit 1 ;;
     esac
 done
@@ -77,12 +79,14 @@ packages() {  # packages apt|dnf NAME…
     done
 }
 
-python_library() {  # python_library IMPORT PACKAGE: from PyPI, into the python that is used here
+python_library() {  # python_library IMPORT PACKAGE…: from PyPI, into the python that is used here
     if python3 -c "import $1" 2>/dev/null; then return; fi
-    echo "installing: $2"
-    python3 -m pip install -q --root-user-action=ignore "$2" 2>/dev/null ||
-        python3 -m pip install -q --user --break-system-packages "$2"
+    shift
+    echo "installing: $*"
+    python3 -m pip install -q --root-user-action=ignore "$@" 2>/dev/null ||
+        python3 -m pip install -q --user --break-system-packages "$@"
 }
+if [ $with_check = yes ]; then python_library tree_sitter_cuda tree-sitter tree-sitter-cuda; fi
 if [ $with_tour = yes ]; then
     python_library pygments pygments
     python_library latex2mathml latex2mathml

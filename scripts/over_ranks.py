@@ -1,11 +1,14 @@
 """What checks and benchmarks of whole programs share: starting programs, counting, comparing."""
 
+import json
 import os
+import re
 import shutil
 import signal
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 passed = failed = 0
 environment = dict(
@@ -68,6 +71,30 @@ def output_of(command, seconds=600, **more):
     if done.returncode:
         sys.exit(done.stderr.strip() or f"{command[0]}: exit {done.returncode}")
     return done.stdout
+
+
+def take_counts(done, what):
+    """The checks of a program that ends with `N passed, N failed` are counted here."""
+    counts = re.search(r"^(\d+) passed, (\d+) failed$", "".join(done.stdout.splitlines()[-1:]))
+    check(counts and done.returncode == 0, f"{what}: {done.stdout[-900:]} {(done.stderr or '')[-700:]}")
+    if counts:
+        count(int(counts[1]), int(counts[2]))
+
+
+def json_lines(path):
+    return [json.loads(line) for line in Path(path).read_text("utf8").splitlines()]
+
+
+def make_tokens(folder, prefix, text, validation=None):
+    """PREFIX.txt, and its bytes as tokens: PREFIX.bin, or PREFIX.train.bin and PREFIX.validation.bin."""
+    Path(f"{prefix}.txt").write_text(text, "utf8")
+    options = {"vocabulary": "bytes", "output": prefix, **({"validation": validation} if validation else {})}
+    done = limited([f"{folder}/tokenize", *words(options), f"{prefix}.txt"], 60)
+    check(done.returncode == 0, f"tokens: {done.stderr}")
+
+
+def letters(count):
+    return "".join(" " if i % 7 == 6 else chr(97 + (i * i + i // 7) % 26) for i in range(count))
 
 
 def copy_tree(root, folder):

@@ -1,9 +1,8 @@
 """Every layout against one process: losses, norms, parameters and moments; kernels; odd batches."""
 
-import re
 import shutil
 
-from over_ranks import check, count, near, words
+from over_ranks import check, near, take_counts, words
 from parallel_runs import build, build32, DATA, emulated, KEYS, metrics, MODEL, run, train, values, work
 
 
@@ -64,13 +63,7 @@ def test_calls():
         for ranks in (2, 3, 4):
             result = run(ranks, ["ranks", "replicas"], folder=folder, program="test_gpt")
             print("".join(line + "\n" for line in result.stdout.split("\n") if "FAILED" in line), end="")
-            counts = re.search(r"(\d+) passed, (\d+) failed\n$", result.stdout)
-            check(
-                counts is not None and result.returncode == 0,
-                f"test_gpt ranks over {ranks}: {result.stderr[-500:]}",
-            )
-            if counts:
-                count(int(counts[1]), int(counts[2]))
+            take_counts(result, f"test_gpt ranks over {ranks}")
 
 
 def test_all_layouts():

@@ -3,11 +3,10 @@
 import json
 import os
 import struct
-import subprocess
 import sys
 import tempfile
 
-from over_ranks import check, start
+from over_ranks import check, json_lines, letters, make_tokens, start
 
 build, build32, emulated = (os.path.abspath(folder) for folder in sys.argv[1:4])
 work = tempfile.mkdtemp()
@@ -22,8 +21,7 @@ def run(ranks, arguments, timeout=60, folder=None, program="train_gpt", **variab
 
 
 def metrics(name):
-    with open(f"{work}/{name}.jsonl") as f:
-        return [json.loads(line) for line in f]
+    return json_lines(f"{work}/{name}.jsonl")
 
 
 def values(name):
@@ -53,11 +51,6 @@ def train(name, ranks, extra, resume=None, **where):
 
 
 text = f"{work}/text"
-open(text, "w").write("".join(" " if i % 7 == 6 else chr(97 + (i * i + i // 7) % 26) for i in range(4000)))
-subprocess.run(
-    [f"{build}/tokenize", "--vocabulary", "bytes", "--validation", "0.2", "--output", text, text],
-    check=True,
-    stdout=subprocess.DEVNULL,
-)
+make_tokens(build, text, letters(4000), 0.2)
 DATA = ["--train", f"{text}.train.bin", "--validation", f"{text}.validation.bin"]
 KEYS = ("loss", "gradient_norm", "validation_loss")

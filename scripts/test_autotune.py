@@ -5,7 +5,6 @@ Two tuning caches are forced to differ: all choices 0, or all 1. A resumed run m
 choices, not the machine's; all ranks must use the same, those of the lowest rank that made one. The last
 line is `N passed, N failed`."""
 
-import json
 import os
 import re
 import shutil
@@ -13,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-from over_ranks import check, environment, finish
+from over_ranks import check, environment, finish, json_lines, make_tokens
 
 build = os.path.abspath(sys.argv[1])
 work = tempfile.mkdtemp()
@@ -32,9 +31,8 @@ def run(words):
 
 
 def losses(metrics):
-    with open(f"{work}/{metrics}.jsonl") as f:
-        lines = map(json.loads, f)
-        return {line["step"]: (line["loss"], line["gradient_norm"]) for line in lines}
+    lines = json_lines(f"{work}/{metrics}.jsonl")
+    return {line["step"]: (line["loss"], line["gradient_norm"]) for line in lines}
 
 
 def force(folder, way):
@@ -52,13 +50,7 @@ def force(folder, way):
 
 
 try:
-    with open(f"{work}/text.txt", "w") as f:
-        f.write("the quick brown fox jumps over the lazy dog. " * 200)
-    subprocess.run(
-        [f"{build}/tokenize", "--vocabulary", "bytes", "--output", f"{work}/text", f"{work}/text.txt"],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    make_tokens(build, f"{work}/text", "the quick brown fox jumps over the lazy dog. " * 200)
     run(command("times", "--steps", 1))
     force("zero", 0)
     force("one", 1)

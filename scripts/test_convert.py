@@ -17,7 +17,7 @@ import sys
 import tempfile
 import zipfile
 
-from over_ranks import check, finish, start
+from over_ranks import check, finish, make_tokens, start
 
 BUILD = os.path.abspath(sys.argv[1])
 L, C, NH, T, V = 2, 24, 3, 16, 257
@@ -102,9 +102,8 @@ def llmc_file(tensors, version):
 
 
 def make_model(work):
-    with open(f"{work}/text", "w") as f:
-        f.write("".join(random.Random(2).choice("abcd efg") for _ in range(3000)))
-    good("tokenize", "--vocabulary", "bytes", "--output", f"{work}/text", f"{work}/text")
+    choose = random.Random(2).choice
+    make_tokens(BUILD, f"{work}/text", "".join(choose("abcd efg") for _ in range(3000)))
     sizes = ["--layers", L, "--hidden", C, "--heads", NH, "--sequence", T, "--batch", 4, "--steps", 3]
     good("train_gpt", "--train", f"{work}/text.bin", *sizes, "--learning-rate", 0.1, "--save", f"{work}/own")
     exported = export(work, "own")
@@ -248,7 +247,7 @@ def test_tokenizers(work, _tensors):
     with open(f"{work}/vocab.bpe", "w") as f:
         f.write("#version: 0.2\n" + "".join(f"a {c}\n" for c in "bcd"))
     options = ["--vocabulary", f"{work}/vocab.bpe", "--output", f"{work}/merged"]
-    good("tokenize", *options, f"{work}/text")
+    good("tokenize", *options, f"{work}/text.txt")
     sizes = ["--layers", 1, "--hidden", 8, "--heads", 1, "--sequence", 8, "--batch", 1, "--steps", 1]
     words = ["--train", f"{work}/merged.bin", *sizes, "--tokenizer", f"{work}/vocab.bpe"]
     good("train_gpt", *words, "--save", f"{work}/merged")

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 
-from over_ranks import check, environment, finish, near, start, words
+from over_ranks import check, environment, finish, json_lines, make_tokens, near, start, words
 
 build, emulated = (os.path.abspath(folder) for folder in sys.argv[1:3])
 work = tempfile.mkdtemp()
@@ -42,13 +42,8 @@ def some(n):
 
 
 text = f"{work}/text"
-open(text, "w").write(
-    " ".join(random.choice(["ab", "ab", "ab", "cd"]) for _ in range(1500))
-)  # mostly: a after a blank
-good(
-    run(1, ["--vocabulary", "bytes", "--validation", "0.2", "--output", text, text], program="tokenize"),
-    "tokens",
-)
+# mostly: a after a blank
+make_tokens(build, text, " ".join(random.choice(["ab", "ab", "ab", "cd"]) for _ in range(1500)), 0.2)
 DATA = ["--train", f"{text}.train.bin", "--validation", f"{text}.validation.bin"]
 
 # documents with contexts of all lengths, some longer than the model's sequence, and continuations of 1 to 30
@@ -177,7 +172,7 @@ for ranks, options in (
         run(ranks, [*training, *words(options), "--metrics", f"{work}/m.jsonl"]),
         f"training with tasks, {options}",
     ):
-        lines = [json.loads(line) for line in open(f"{work}/m.jsonl")]
+        lines = json_lines(f"{work}/m.jsonl")
         got = [x for line in lines for x in line.get("tasks", {}).values()]
         measured.setdefault("one", got)
         check(
@@ -227,10 +222,11 @@ for ranks, options in (
     (1, {"batch": 4}),
     (1, {"batch": 15}),
     (2, {"tensor-parallel": 2}),
+    (4, {"tensor-parallel": 4}),
     (2, {"pipeline-parallel": 2}),
     (3, {"batch": 2}),
     (2, {"pipeline-parallel": 2, "pipeline-chunks": 2, "batch": 3}),
-    (8, {"tensor-parallel": 2, "pipeline-parallel": 2}),
+    (8, {"tensor-parallel": 2, "pipeline-parallel": 4}),
 ):
     other = run(ranks, [*speak, *words(options)])
     check(
@@ -262,7 +258,7 @@ check(typed.returncode == 0 and out.startswith(want.stdout) and "\ncd" in out, f
 
 # what is refused, once
 for extra, message in (
-    (["--evaluate", text], "is no evaluation file"),
+    (["--evaluate", f"{text}.txt"], "is no evaluation file"),
     (["--evaluate", f"{work}/none.eval"], "cannot be read"),
     (["--evaluate", f"{work}/own.eval", "--generate", "a"], "give one of them"),
     (["--generate", f"{work}/none.jsonl"], "cannot be read"),

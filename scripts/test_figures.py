@@ -12,7 +12,7 @@ from pathlib import Path
 
 import figure_hans
 import figures
-from over_ranks import check, environment, finish, limited, words
+from over_ranks import check, environment, finish, limited, make_tokens, words
 from planned import ROOT, plan
 
 BUILD = Path(sys.argv[1]).resolve()
@@ -99,9 +99,7 @@ def test_tables(work):
 
 
 def test_samples(work):
-    (work / "text").write_text("".join(f"Q: {a} # 1 = ?\nA: {a}\n" for a in range(500)))
-    tokens = [BUILD / "tokenize", "--vocabulary", "bytes", "--output", work / "text", work / "text"]
-    check(limited(tokens, 60).returncode == 0, "tokens")
+    make_tokens(BUILD, work / "text", "".join(f"Q: {a} # 1 = ?\nA: {a}\n" for a in range(500)))
     model = {"layers": 1, "hidden": 32, "heads": 1, "sequence": 64, "batch": 4, "steps": 2}
     model |= {"train": work / "text.bin", "save": work / "model"}
     check(limited([BUILD / "train_gpt", *words(model)], 120, env=environment).returncode == 0, "a model")

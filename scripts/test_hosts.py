@@ -10,9 +10,9 @@ import json
 import shutil
 import subprocess
 
-from faults import BUILD, DATA, MODEL, WORK, end, make_tokens, run, skipped, start, until
+from faults import BUILD, DATA, MODEL, WORK, end, make_data, run, skipped, start, until
 from faults_hosts import Hosts
-from over_ranks import check, finish, near
+from over_ranks import check, finish, json_lines, near
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin:/sbin:/bin")
 LOCAL = WORK / "local"  # another folder on each host
@@ -95,8 +95,8 @@ MONOTONIC = ["python3", "-c", "'import time; print(time.monotonic())'"]
 
 
 def losses(name):
-    lines = (WORK / f"{name}.jsonl").read_text().splitlines() if (WORK / f"{name}.jsonl").exists() else []
-    return [json.loads(line)["loss"] for line in lines]
+    path = WORK / f"{name}.jsonl"
+    return [line["loss"] for line in json_lines(path)] if path.exists() else []
 
 
 def alone():
@@ -160,7 +160,7 @@ def refusals(hosts):
 
 
 def main():
-    make_tokens()
+    make_data()
     wanted = alone()
     if not SSHD or not shutil.which("ip"):
         skipped("four hosts", "no sshd or no ip: bash scripts/install.sh --with-cluster-tests")

@@ -9,7 +9,6 @@ terms, those over MPI bit for bit. Then come faults: a broken link, a stopped ra
 deadlocks. For scripts/mutate.py: --quick runs one layout of each kind and no faults; --faults only faults.
 """
 
-import json
 import os
 import re
 import signal
@@ -18,7 +17,8 @@ import sys
 import tempfile
 import time
 
-from over_ranks import check, count, environment, finish, near, start, words
+from over_ranks import check, environment, finish, json_lines, letters, make_tokens, near, start
+from over_ranks import take_counts, words
 
 nccl, mpi = (os.path.abspath(folder) for folder in sys.argv[1:3])
 quick = "--quick" in sys.argv
@@ -65,16 +65,8 @@ LAYOUTS = [
 ]
 
 
-def tokenize():
-    text = f"{work}/text"
-    letters = (" " if i % 7 == 6 else chr(97 + (i * i + i // 7) % 26) for i in range(9000))
-    open(text, "w").write("".join(letters))
-    tool = [f"{mpi}/tokenize", "--vocabulary", "bytes", "--validation", "0.2", "--output", text, text]
-    subprocess.run(tool, check=True, stdout=subprocess.DEVNULL)
-    return ["--train", f"{text}.train.bin", "--validation", f"{text}.validation.bin"]
-
-
-DATA = tokenize()
+make_tokens(mpi, f"{work}/text", letters(9000), 0.2)
+DATA = ["--train", f"{work}/text.train.bin", "--validation", f"{work}/text.validation.bin"]
 
 
 def train(name, build, ranks, options, seed=1, **variables):
@@ -89,7 +81,7 @@ def train(name, build, ranks, options, seed=1, **variables):
     check(good, f"{name}: exit {done.returncode}: {(done.stderr or done.stdout)[-700:]}")
     if not good:
         return None
-    lines = [json.loads(line) for line in open(f"{work}/{name}.jsonl")]
+    lines = json_lines(f"{work}/{name}.jsonl")
     os.remove(f"{work}/{name}.jsonl")
     return {key: [line[key] for line in lines if key in line] for key in KEYS}
 
@@ -115,18 +107,9 @@ def compare_layout(number, layout, one):
 
 
 def check_programs():
-    done = start(f"{nccl}/test_nccl", 2, [])
-    counts = re.search(r"(\d+) passed, (\d+) failed\n$", done.stdout)
-    check(counts and done.returncode == 0, f"test_nccl: {done.stdout[-900:]} {done.stderr[-300:]}")
-    if counts:
-        count(int(counts[1]), int(counts[2]))
+    take_counts(start(f"{nccl}/test_nccl", 2, []), "test_nccl")
     for ranks in (2,) if quick else (2, 3, 4):
-        done = start(f"{nccl}/test_gpt", ranks, ["ranks", "replicas"])
-        counts = re.search(r"(\d+) passed, (\d+) failed\n$", done.stdout)
-        good = counts and done.returncode == 0
-        check(good, f"test_gpt ranks over {ranks}: {done.stdout} {done.stderr[-700:]}")
-        if counts:
-            count(int(counts[1]), int(counts[2]))
+        take_counts(start(f"{nccl}/test_gpt", ranks, ["ranks", "replicas"]), f"test_gpt ranks over {ranks}")
 
 
 def check_faults():

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 
-from over_ranks import check, environment, finish, start
+from over_ranks import check, environment, finish, json_lines, make_tokens, start
 
 BUILD = os.path.abspath(sys.argv[1])
 SERVE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "serve.py")
@@ -69,9 +69,8 @@ def program(name, *arguments, **more):
 
 
 def make_model(work):
-    with open(f"{work}/text", "w") as f:
-        f.write(" ".join(random.choice(["ab", "ab", "été", "cd"]) for _ in range(1500)))
-    program("tokenize", "--vocabulary", "bytes", "--output", f"{work}/text", f"{work}/text")
+    text = " ".join(random.choice(["ab", "ab", "été", "cd"]) for _ in range(1500))
+    make_tokens(BUILD, f"{work}/text", text)
     sizes = "--layers 4 --hidden 16 --heads 4 --sequence 48 --batch 4 --micro-batch 2 --learning-rate 1e-2"
     program("train_gpt", "--train", f"{work}/text.bin", *sizes.split(), "--steps", "30", "--save",
             f"{work}/model")  # fmt: skip
@@ -89,7 +88,7 @@ def make_model(work):
 
 def scores_of(work):
     """[(context, continuation, log-likelihood of --evaluate, whether --generate goes on so)]"""
-    documents = [json.loads(line) for line in open(f"{work}/questions.jsonl")]
+    documents = json_lines(f"{work}/questions.jsonl")
     results = json.load(open(f"{work}/results.json"))
     (likelihoods,), (lines,) = results["log_likelihoods"].values(), results["lines"].values()
     asked = [

@@ -5,9 +5,8 @@
 each, for one step of a toy model: with 35 stages these are 35, 70, 140 and 280 ranks. Prints the seconds and
 the messages of each phase, counted by scripts/count_messages.c. Messages in all must grow no faster than
 n log n, and one rank's messages and peers no faster than log n: the constant factor may exceed the smallest
-run's by at most half. Times are of ranks that share this machine's cores, so they are printed, not checked:
-with those of a program that only calls MPI_Init, and relative to a barrier over as many ranks. The last line
-is `N passed, N failed`.
+run's by at most half. Times are of ranks that share this machine's cores, so they are printed, not checked.
+The last line is `N passed, N failed`.
 """
 
 import math
@@ -17,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 
-from over_ranks import check, finish, start
+from over_ranks import check, finish, make_tokens, start
 
 build = os.path.abspath(sys.argv[1])
 stages = int(sys.argv[2]) if len(sys.argv) > 2 else 8
@@ -28,32 +27,6 @@ MODEL = (
     f" --pad-vocabulary 264 --batch {stages} --micro-batch 1 --steps 1 --pipeline-parallel {stages}"
     " --comm-timeout 300"
 ).split()
-BARE = """
-#include <mpi.h>
-#include <stdio.h>
-#include <time.h>
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
-}
-
-int main(int argc, char** argv) {
-    double begun = now(), mine, slowest;
-    int rank;
-    MPI_Init(&argc, &argv);
-    mine = now() - begun;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Reduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
-    for (int i = 0; i < 10; i++) MPI_Barrier(MPI_COMM_WORLD);
-    begun = now();
-    for (int i = 0; i < 20; i++) MPI_Barrier(MPI_COMM_WORLD);
-    if (rank == 0) printf("%g %g\\n", slowest, (now() - begun) / 20);
-    MPI_Finalize();
-    return 0;
-}
-"""
 PHASE = re.compile(r" ([A-Za-z]+) ([\d.e+-]+)")
 
 
@@ -62,12 +35,7 @@ def prepare():
     source = f"{scripts}/count_messages.c"
     made = subprocess.run(["mpicc", "-O1", "-shared", "-fPIC", "-o", shim, source, "-ldl"])
     check(made.returncode == 0, "count_messages.c")
-    open(f"{work}/bare.c", "w").write(BARE)
-    made = subprocess.run(["mpicc", "-O1", "-o", f"{work}/bare", f"{work}/bare.c"])
-    check(made.returncode == 0, "a program of MPI_Init and barriers")
-    open(f"{work}/text", "w").write("some words, and some more; " * 200)
-    tokenize = [f"{build}/tokenize", "--vocabulary", "bytes", "--output", f"{work}/text", f"{work}/text"]
-    subprocess.run(tokenize, check=True, stdout=subprocess.DEVNULL)
+    make_tokens(build, f"{work}/text", "some words, and some more; " * 200)
     return shim
 
 
@@ -82,16 +50,11 @@ def started(tensor, shim):
         done.stdout,
         re.M,
     )
-    bare = start(f"{work}/bare", ranks, [], 600)
-    good = done.returncode == 0 and times and counts and bare.returncode == 0
-    check(
-        good,
-        f"{ranks} ranks: exit {done.returncode}, {bare.returncode}: {(done.stderr + bare.stderr)[-500:]}",
-    )
+    good = done.returncode == 0 and times and counts
+    check(good, f"{ranks} ranks: exit {done.returncode}: {done.stderr[-500:]}")
     if not good:
         return None
 
-    bare_init, barrier = map(float, bare.stdout.split())
     seconds = {name: float(x) for name, x in PHASE.findall(times[2])}
     most = {name: int(x) for name, x in PHASE.findall(counts[3])}
     return {
@@ -100,8 +63,6 @@ def started(tensor, shim):
         "most": most,
         "messages": int(counts[1]),
         "peers": int(counts[2]),
-        "bare init": bare_init,
-        "barrier": barrier,
     }
 
 
@@ -122,16 +83,6 @@ def main():
         + "".join(f"{sum(r['seconds'].values()):>12.3g} s{sum(r['most'].values()):>6}" for r in runs)
     )
 
-    rest = [sum(r["seconds"].values()) - r["seconds"]["MPI"] for r in runs]
-    for name, values in (
-        ("MPI_Init of a bare program", [r["bare init"] for r in runs]),
-        ("a barrier", [r["barrier"] for r in runs]),
-        ("all but MPI_Init", rest),
-    ):
-        print(f"{name}: " + " ".join(f"{x:.3g} s" for x in values))
-
-    in_barriers = " ".join(f"{x / r['barrier']:.1f}" for x, r in zip(rest, runs))
-    print(f"all but MPI_Init / a barrier: {in_barriers}")
     logs = [math.log2(run["ranks"]) for run in runs]
     for name, values in (
         ("messages / (n log2 n)", [r["messages"] / r["ranks"] / log for r, log in zip(runs, logs)]),

@@ -4,8 +4,7 @@ as soon as it is timed. For first_contact.py and bench_cpu.py.
 
 A form is MODE or MODE:ATTENTION. MODE is torch.compile's (none: eager); ATTENTION, on a GPU, is cudnn or
 flash (PyTorch's own). On a GPU: bf16 autocast over fp32 parameters, fused AdamW, vocabulary padded to 50304.
-With --cpu: fp32, or with --bf16 bf16 autocast. The loss is computed in one piece, or with --chunk in chunks
-of tokens whose logits are made again in backward. Gradients are clipped at norm 1, as ours are.
+With --cpu: fp32, or with --bf16 bf16 autocast. Gradients are clipped at norm 1, as ours are.
 
 --gemms SECONDS: instead, the 15 GEMMs of the model's step alone, each repeated for so many seconds.
 """
@@ -22,14 +21,12 @@ import torch.nn as nn
 import torch.nn.functional as F
 from models import MODELS, VOCABULARY
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("--model", required=True, choices=list(MODELS))
 parser.add_argument("--micro-batch", type=int, required=True)
 parser.add_argument("--forms", nargs="+", default=["default:cudnn"])
 parser.add_argument("--steps", type=int, default=12)
-parser.add_argument("--chunk", type=int, default=0, help="tokens whose logits exist at once; 0: all")
 parser.add_argument("--gemms", type=float, help="time the step's GEMMs alone")
 parser.add_argument("--rehearse", action="store_true", help="small, on the CPU, not compiled")
 parser.add_argument("--cpu", action="store_true", help="on the CPU, in fp32")
@@ -69,20 +66,12 @@ class Model(nn.Module):
         self.wte, self.wpe = nn.Embedding(V, C), nn.Embedding(T, C)
         self.blocks, self.ln_f = nn.ModuleList(Block() for _ in range(L)), nn.LayerNorm(C)
 
-    def chunk_loss(self, x, targets):
-        return F.cross_entropy(F.linear(x, self.wte.weight).float(), targets, reduction="sum")
-
     def forward(self, tokens, targets):
         x = self.wte(tokens) + self.wpe(torch.arange(T, device=tokens.device))
         for block in self.blocks:
             x = block(x)
-        x, targets = self.ln_f(x).view(-1, C), targets.view(-1)
-        if not o.chunk:
-            return self.chunk_loss(x, targets) / targets.numel()
-        loss = 0
-        for part, wanted in zip(x.split(o.chunk), targets.split(o.chunk)):
-            loss = loss + checkpoint(self.chunk_loss, part, wanted, use_reentrant=False)
-        return loss / targets.numel()
+        logits = F.linear(self.ln_f(x).view(-1, C), self.wte.weight)
+        return F.cross_entropy(logits.float(), targets.view(-1))
 
 
 def time_form(form):

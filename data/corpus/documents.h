@@ -28,27 +28,6 @@ struct Document {
     }
 };
 
-inline void append_json(std::string& out, std::string_view s) {  // quoted; s is UTF-8
-    out += '"';
-    size_t from = 0;
-    for (size_t i = 0; i < s.size(); i++) {
-        unsigned char c = (unsigned char)s[i];
-        if (c >= 0x20 && c != '"' && c != '\\') continue;
-        out.append(s, from, i - from);
-        from = i + 1;
-        if (c == '\n') out += "\\n";
-        else if (c == '\t') out += "\\t";
-        else if (c == '\r') out += "\\r";
-        else if (c < 0x20) out += text("\\u%04x", c);
-        else {
-            out += '\\';
-            out += (char)c;
-        }
-    }
-    out.append(s, from, s.npos);
-    out += '"';
-}
-
 // compact, as simdjson::minify writes it; numbers as they stood
 inline void append_json(std::string& out, const Json& j) {
     if (j.kind == Json::String) return append_json(out, j.text);

@@ -17,7 +17,7 @@
 
 struct MinHash {
     int bands, rows, n, shingle;
-    bool words, fast;
+    bool fast;
     static constexpr int lanes = 16;
     std::vector<uint32_t> a, b;  // filled up to a multiple of lanes
 
@@ -26,7 +26,6 @@ struct MinHash {
           rows((int)s.whole("rows")),
           n(bands * rows),
           shingle((int)s.whole("shingle")),
-          words(s.choice("shingle-of", {"characters", "words"}) == "words"),
           fast(s.yes("fast")) {
         if (n > 65536) fail("--bands %d --rows %d: wants at most 65536 min-hashes", bands, rows);
         for (int i = 0; i < (n + lanes - 1) / lanes * lanes; i++) {
@@ -40,8 +39,7 @@ struct MinHash {
     void signature(std::string_view s, uint32_t* out) {
         lowest.assign(a.size(), ~0u);
         hashes.clear();
-        if (words) shingle_words(s);
-        else shingle_characters(s);
+        add_shingles(s);
         if (!hashes.empty()) take();
         if (fast) densify();
         std::copy(lowest.begin(), lowest.begin() + n, out);
@@ -126,7 +124,7 @@ private:
             return ++count >= ring.size();
         }
     };
-    void shingle_characters(std::string_view s) {
+    void add_shingles(std::string_view s) {
         Roller r(ring, shingle);
         for (size_t i = 0; i < s.size();) {
             size_t bytes = 1;
@@ -135,14 +133,6 @@ private:
             i += bytes;
             if (r.push(code + 1)) add(r.h);
         }
-        if (r.count > 0 && r.count < ring.size()) add(r.h);
-    }
-
-    void shingle_words(std::string_view s) {
-        Roller r(ring, shingle);
-        for_words(s, [&](std::string_view w) {
-            if (r.push(XXH3_64bits(w.data(), w.size()) | 1)) add(r.h);
-        });
         if (r.count > 0 && r.count < ring.size()) add(r.h);
     }
 };

@@ -7,19 +7,6 @@
 #include <string_view>
 #include "../json.h"
 
-// bytes of the character at s, 0 if there is none: UTF-8 as Unicode defines it (Table 3-7)
-inline size_t utf8_bytes(std::string_view s) {
-    unsigned char c = (unsigned char)s[0];
-    if (c < 0x80) return 1;
-    size_t n = c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : 2;
-    if (c < 0xC2 || c > 0xF4 || s.size() < n) return 0;
-    for (size_t i = 1; i < n; i++) if (((unsigned char)s[i] & 0xC0) != 0x80) return 0;
-    unsigned char d = (unsigned char)s[1];
-    bool bad = (c == 0xE0 && d < 0xA0) || (c == 0xED && d > 0x9F) || (c == 0xF0 && d < 0x90) ||
-        (c == 0xF4 && d > 0x8F);
-    return bad ? 0 : n;
-}
-
 // ASCII control characters but tab, LF, CR and FF become blanks; bytes that are not UTF-8 become U+FFFD
 inline std::string valid_utf8(std::string_view in, size_t* wrong) {
     std::string out;
@@ -42,16 +29,6 @@ inline std::string valid_utf8(std::string_view in, size_t* wrong) {
         i += std::max(n, (size_t)1);
     }
     return out;
-}
-
-inline uint32_t decode_at(std::string_view s, size_t i, size_t* bytes) {
-    size_t n = utf8_bytes(s.substr(i));
-    *bytes = n ? n : 1;
-    unsigned char c = (unsigned char)s[i];
-    if (n <= 1) return n ? c : 0xFFFD;
-    uint32_t code = c & (0xFFu >> (n + 1));
-    for (size_t k = 1; k < n; k++) code = code << 6 | ((unsigned char)s[i + k] & 0x3F);
-    return code;
 }
 
 inline int64_t characters(std::string_view s) {  // code points

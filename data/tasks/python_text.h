@@ -11,18 +11,11 @@
 // code points of UTF-8; bytes that are none are refused
 inline std::vector<uint32_t> code_points(std::string_view s, const std::string& where) {
     std::vector<uint32_t> out;
-    const uint8_t* classes = char_classes().data();
-    for (size_t i = 0; i < s.size();) {
-        unsigned char c = (unsigned char)s[i];
-        int n = decode_char((const unsigned char*)s.data() + i, s.size() - i, classes).bytes;
-        if (n == 1 && c >= 0x80)
+    for (size_t i = 0, bytes; i < s.size(); i += bytes) {
+        if (!utf8_bytes(s.substr(i)))
             fail("%s: has a byte 0x%02x that is not UTF-8, %zu bytes into a text: convert the file to UTF-8",
-                 where.c_str(), c, i);
-
-        uint32_t code = n == 1 ? c : c & (0xFF >> (n + 1));
-        for (int k = 1; k < n; k++) code = code << 6 | ((unsigned char)s[i + k] & 0x3F);
-        out.push_back(code);
-        i += n;
+                 where.c_str(), (unsigned char)s[i], i);
+        out.push_back(decode_at(s, i, &bytes));
     }
     return out;
 }

@@ -47,27 +47,6 @@ inline void take_from_checkpoint(Run& run) {
     run.state = saved;
 }
 
-// Options that a resumed run takes from its checkpoint if they were given there and are not given here. What
-// belongs to the machine (layout, kernels) or names files is not among them; the micro-batch, which belongs
-// to both, is taken where that is possible: micro_batch_of_checkpoint()
-inline const std::vector<std::string> inherited_options = {
-    "model", "pad-vocabulary", "loss-on", "moments", "master-weights", "fp8", "fp8-lm-head", "steps",
-    "until-tokens", "batch", "ramp-start", "ramp-increment", "ramp-tokens", "learning-rate",
-    "min-learning-rate", "warmup-tokens", "decay-tokens", "beta1", "beta2", "epsilon", "weight-decay", "clip",
-    "evaluate-every", "evaluate-batches", "sample-every", "sample-tokens", "spike-z"};
-inline const std::vector<std::string> inherited_with_save = {
-    "save-every", "save-seconds", "mtbf", "keep", "save-attempts", "on-spike"};
-// Those that it does not take: of the machine, of files, of this command alone, or (the model's sizes, the
-// seed) read from the checkpoint itself. Each option stands in one of the three lists (./test_gpt recipe)
-inline const std::vector<std::string> not_inherited = {
-    "layers", "hidden", "heads", "sequence", "vocabulary", "train", "validation", "evaluate", "tokenizer",
-    "micro-batch", "seed", "generate", "temperature", "top-k", "top-p", "repetition", "long-continuations",
-    "results", "save", "resume", "resume-before", "other-data", "metrics", "slow-factor", "tensor-parallel",
-    "sequence-parallel", "pipeline-parallel", "pipeline-chunks", "pipeline-group", "recompute", "attention",
-    "loss-chunk", "zero", "check-every", "comm-timeout", "graph", "tuning", "plan", "plan-json",
-    "world-size", "hardware", "gemm-efficiency", "network-rate", "file-system-rate", "hosts", "timeline",
-    "trace", "record", "record-values", "trace-step", "profile", "config", "verbose", "help", "version"};
-
 // whether this build and device, with these options, can train with a checkpoint's value
 inline bool is_possible_here(const Options& o, const std::string& name, const std::string& value) {
     if (name == "master-weights") return value == "yes" || !master_is_parameter;
@@ -76,7 +55,7 @@ inline bool is_possible_here(const Options& o, const std::string& name, const st
     return true;
 }
 
-inline void take_options(Run& run, const std::vector<std::string>& names) {
+inline void take_options(Run& run, Inherit kind) {
     Options& o = run.options;
     const Checkpoint& from = run.checkpoints[0];
     bool has_end = o.has("steps") || o.has("until-tokens");
@@ -86,7 +65,7 @@ inline void take_options(Run& run, const std::vector<std::string>& names) {
         bool is_end = name == "steps" || name == "until-tokens";
         // a resumed run's own checkpoints hold the model's name, which that run's options did not give
         bool was_given = from.given.count(name) || (name == "model" && from.options.count(name));
-        if (!std::count(names.begin(), names.end(), name) || !was_given) continue;
+        if (option.inherit != kind || !was_given) continue;
         if (o.has(option.name) || (is_end && has_end)) continue;
 
         std::vector<std::string> value = {from.options.at(name)};
@@ -137,13 +116,13 @@ inline bool saves_back(const Options& o) {
 inline void resume_options(Run& run) {
     Options& o = run.options;
     if (run.checkpoints.empty() || o.inference()) return;
-    take_options(run, inherited_options);
+    take_options(run, Inherit::always);
     if (run.checkpoints[0].has_moments()) take_schedule(run);
     if (!run.trains()) return;
     if (!o.has("save")) o.save = folder_to_save_back(run);
     if (o.save == "no" || !saves_back(o)) return;
     o.resume = o.save;
-    take_options(run, inherited_with_save);
+    take_options(run, Inherit::with_save);
 }
 
 // the vocabulary for text: --tokenizer's, else the checkpoint's, else the one next to the training tokens

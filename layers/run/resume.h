@@ -82,9 +82,8 @@ inline std::string options_left_behind(const Run& run, const Checkpoint& checkpo
     for (auto& option : option_table) {
         const std::string name = option.name;
         auto before = checkpoint.options.find(name);
-        bool is_recipe = std::count(inherited_options.begin(), inherited_options.end(), name) > 0;
         if (!checkpoint.given.count(name) || before == checkpoint.options.end()) continue;
-        if (is_recipe || own.count(name) || run.options.has(option.name)) continue;
+        if (option.inherit == Inherit::always || own.count(name) || run.options.has(option.name)) continue;
         if (print_value(run.options, option) != before->second) out += " --" + name + " " + before->second;
     }
     return out;
@@ -100,10 +99,8 @@ inline std::string brief(const std::string& value) {
 // prints where this run's recipe differs from the one that the checkpoint was trained with
 inline void note_recipe_changes(const Run& run, const Checkpoint& checkpoint) {
     for (auto& option : option_table) {
-        bool in_recipe =
-            std::count(inherited_options.begin(), inherited_options.end(), std::string(option.name));
         auto before = checkpoint.options.find(option.name);
-        if (!in_recipe || before == checkpoint.options.end()) continue;
+        if (option.inherit != Inherit::always || before == checkpoint.options.end()) continue;
         std::string now = print_value(run.options, option);
         if (now != before->second)
             printf("note: --%s is %s, the checkpoint was trained with %s\n", option.name,

@@ -79,17 +79,6 @@ void test_recipe() {
     write_file(name, "# nothing\n");
     refuses("names no set", [&] { parse_sets({name}); });
 
-    for (auto& option : option_table) {
-        long lists = 0;
-        for (auto* list : {&inherited_options, &inherited_with_save, &not_inherited})
-            lists += std::count(list->begin(), list->end(), option.name);
-        if (lists != 1)
-            check(false, text("--%s stands in %ld of the lists of resolve.h: does a resumed run take it from "
-                              "its checkpoint?", option.name, lists));
-    }
-    check(inherited_options.size() + inherited_with_save.size() + not_inherited.size() == option_table.size(),
-          "the lists of resolve.h have options only");
-
     // MT-NLG's ramp: from 32 by 32 to 1920 over 12e9 tokens, then on to 270e9
     Options o = options_of({"--sequence", "2048", "--batch", "1920", "--ramp-start", "32", "--ramp-increment",
                             "32", "--ramp-tokens", "12e9"});
