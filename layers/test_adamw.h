@@ -150,8 +150,8 @@ struct BothStates {
         for (auto& value : values[MomentV]) value = value * value;
         for (StateKind kind : {Master, MomentM, MomentV}) {
             R in(values[kind]);
-            PackState<State>{ref(), kind, (const real*)in.ref(), (long)n}.ref(nullptr);
-            PackState<State>{device(), kind, (const real*)in.device, (long)n}.gpu(nullptr);
+            CopyState<State>{in.ref(), ref(), kind, (long)n, true}.ref(nullptr);
+            CopyState<State>{in.device, device(), kind, (long)n, true}.gpu(nullptr);
         }
     }
 
@@ -173,7 +173,7 @@ struct BothStates {
 
     std::vector<real> on_device(StateKind kind) {
         R out(values[kind].size());
-        UnpackState<State>{out.device, device(), kind, (long)values[kind].size()}.gpu(nullptr);
+        CopyState<State>{out.device, device(), kind, (long)values[kind].size()}.gpu(nullptr);
         return out.back();
     }
 
@@ -181,7 +181,7 @@ struct BothStates {
         parameters.compare("adamw parameters" + what, rounding);
         for (StateKind kind : {Master, MomentM, MomentV}) {
             std::vector<real> want(values[kind].size());
-            UnpackState<State>{want.data(), ref(), kind, (long)want.size()}.ref(nullptr);
+            CopyState<State>{want.data(), ref(), kind, (long)want.size()}.ref(nullptr);
             // a kernel's sum may be rounded otherwise: then to the other neighbour
             bool rounded = kind == Master ? State::rounds_parameters : sizeof(Moment) < sizeof(real);
             double tolerance = rounded ? 0x1p-7 : sums_tolerance;

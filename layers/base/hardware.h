@@ -60,16 +60,23 @@ inline double device_peak(const std::string& device) {
     return sizeof(floatX) == 2 && gpu ? gpu->peak : 0;
 }
 
+#if defined(DEVICE_CUDA)
+// of this rank's device, queried once
+inline const cudaDeviceProp& device_properties() {
+    static const cudaDeviceProp properties = [] {
+        cudaDeviceProp queried;
+        check_cuda(cudaGetDeviceProperties(&queried, current_device()),
+                   "no CUDA device can be used (build with make DEVICE=cpu to run without)");
+        return queried;
+    }();
+    return properties;
+}
+#endif
+
 // the name of this rank's device
 inline std::string device_name() {
 #if defined(DEVICE_CUDA)
-    static const std::string name = [] {
-        cudaDeviceProp properties;
-        check_cuda(cudaGetDeviceProperties(&properties, current_device()),
-                   "no CUDA device can be used (build with make DEVICE=cpu to run without)");
-        return std::string(properties.name);
-    }();
-    return name;
+    return device_properties().name;
 #else
     return DEVICE_NAME;
 #endif
@@ -94,15 +101,10 @@ inline std::string driver_name() {
 #endif
 }
 
-// 90 for sm_90; builds that run without a GPU count as sm_90. Queried once
+// 90 for sm_90; builds that run without a GPU count as sm_90
 inline int compute_capability() {
 #if defined(DEVICE_CUDA)
-    static const int capability = [] {
-        cudaDeviceProp properties;
-        check_cuda(cudaGetDeviceProperties(&properties, current_device()), "the device's properties");
-        return properties.major * 10 + properties.minor;
-    }();
-    return capability;
+    return device_properties().major * 10 + device_properties().minor;
 #else
     return 90;
 #endif
@@ -127,11 +129,9 @@ inline int device_count() {
 // tells this rank's GPU from the others of its host; 0 without one
 inline int64_t device_id() {
 #if defined(DEVICE_CUDA)
-    cudaDeviceProp properties;
-    check_cuda(cudaGetDeviceProperties(&properties, current_device()), "the device's properties");
     int64_t halves[2];
-    static_assert(sizeof halves == sizeof properties.uuid);
-    memcpy(halves, &properties.uuid, sizeof halves);
+    static_assert(sizeof halves == sizeof device_properties().uuid);
+    memcpy(halves, &device_properties().uuid, sizeof halves);
     return halves[0] ^ halves[1];
 #else
     return 0;

@@ -229,13 +229,6 @@ T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32,
     return __shfl_sync(mask, value, (emulated::worker->current % 32) ^ lanes, width, site);
 }
 
-template <class T>
-T __shfl_down_sync(unsigned mask, T value, int delta, int width = 32,
-                   emulated::Site site = emulated::Site::current()) {
-    int lane = emulated::worker->current % width;
-    return __shfl_sync(mask, value, lane + delta < width ? lane + delta : lane, width, site);
-}
-
 inline unsigned __ballot_sync(unsigned mask, int predicate,
                               emulated::Site site = emulated::Site::current()) {
     struct Args { int predicate; unsigned result; } mine = {predicate, 0};
@@ -246,17 +239,6 @@ inline unsigned __ballot_sync(unsigned mask, int predicate,
     });
     return mine.result;
 }
-
-inline int __any_sync(unsigned mask, int predicate, emulated::Site site = emulated::Site::current()) {
-    return __ballot_sync(mask, predicate, site) != 0;
-}
-
-inline int __all_sync(unsigned mask, int predicate, emulated::Site site = emulated::Site::current()) {
-    return __ballot_sync(mask, predicate, site) == mask;
-}
-
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __ffs(int x) { return __builtin_ffs(x); }
 
 template <class T>
 T atomicAdd(T* address, T value) {  // integers only: float atomics would make runs differ

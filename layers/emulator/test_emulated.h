@@ -47,11 +47,9 @@ __global__ void neighbour_kernel(int* out, bool barrier) {
 __global__ void warp_kernel(int* out) {
     int lane = threadIdx.x % 32;
     unsigned odd = __ballot_sync(all_lanes, lane & 1);
-    int half = lane < 16 ? __shfl_xor_sync(0x0000ffffu, lane, 3) : __shfl_down_sync(0xffff0000u, lane, 2, 16);
+    int half = lane < 16 ? __shfl_xor_sync(0x0000ffffu, lane, 3) : __shfl_sync(0xffff0000u, lane, 2, 16);
     __syncwarp();
-    out[threadIdx.x] = odd == 0xaaaaaaaau && __any_sync(all_lanes, lane == 7) &&
-        !__all_sync(all_lanes, lane == 7) && half == (lane < 16 ? lane ^ 3 : lane % 16 + 2 < 16 ? lane + 2
-                                                      : lane);
+    out[threadIdx.x] = odd == 0xaaaaaaaau && half == (lane < 16 ? lane ^ 3 : 18);
 }
 
 // blocks take their turns, in an order that they draw; one of them never publishes

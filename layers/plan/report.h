@@ -52,103 +52,6 @@ inline std::vector<int> divisors(int n) {
     return all;
 }
 
-// the group sizes into which m micro-batches may be divided
-inline std::vector<int> legal_groups(int p, int m) {
-    std::vector<int> all;
-    for (int N = p; N <= m; N++) if (legal_group(p, m, N)) all.push_back(N);
-    return all;
-}
-
-inline std::string why_no_group(int p, int m, int N) {
-    if (N < p) return text("%d is less than %d stages", N, p);
-    if (N > m) return text("%d is more than %d micro-batches", N, m);
-    return text("%d mod %d = %d is not 0 and less than %d stages", m, N, m % N, p);
-}
-
-struct Choices {
-    std::vector<int> possible;
-    std::vector<std::string> refused;
-};
-inline Choices possible_micro_batches(const Plan& plan) {
-    Choices out;
-    int common = common_share(plan.o, plan.samples, plan.grid.d), share = plan.o.batch / plan.grid.d,
-        beyond = 0;
-    for (int b : divisors(common)) {
-        Options with = plan.o;
-        with.micro_batch = b;
-        double wanted = 0;
-        try {
-            wanted = most_stage_bytes(with, plan.shape, plan.grid, plan.samples, plan.target) +
-                plan.communicators() * bytes_of_communicator;
-        } catch (const Error& e) {
-            out.refused.push_back(text("not %d: %s", b, e.what()));
-            continue;
-        }
-
-        if (plan.hardware.gpu.memory == 0 || wanted <= plan.hardware.gpu.memory) {
-            out.possible.push_back(b);
-            continue;
-        }
-        out.refused.push_back(text("not %d%s: a rank would want %.1f GB of %.0f", b,
-                                   b < common ? " and more" : "", wanted * 1e-9,
-                                   plan.hardware.gpu.memory * 1e-9));
-        break;
-    }
-
-    for (int b : divisors(share)) if (common % b && !beyond) beyond = b;
-    out.refused.push_back(beyond
-                              ? text("not %d …: they divide the batch's %d on a replica, but not all of the "
-                                     "ramp's, which have %d in common",
-                                     beyond, share, common)
-                              : text("no others: they do not divide a replica's %d", share));
-    return out;
-}
-
-inline std::string choices(const Plan& plan) {
-    int p = plan.grid.p, m = plan.o.batch / plan.grid.d / plan.o.micro_batch;
-    std::string out = text("micro-batch     %d: %d a step on each replica; possible:", plan.o.micro_batch, m);
-    Choices of = possible_micro_batches(plan);
-    for (int b : of.possible) out += text(" %d", b);
-    if (of.possible.empty()) out += " none";
-    for (auto& why : of.refused) out += "\n                " + why;
-
-    out += text("\nchunks a stage  %d; possible:", plan.o.pipeline_chunks);
-    if (p == 1) return out + " 1 (there is one stage)\n";
-    int least = representative_batches(plan.o, plan.samples)[0] / plan.grid.d / plan.o.micro_batch;
-    for (int v : divisors(plan.shape.L / p))
-        if (v == 1 || least >= p) out += text(" %d", v);
-    if (least < p)
-        return out +
-               text(" (more want %d micro-batches in every step, and there are as few as %d)\n", p, least);
-
-    std::vector<int> groups = legal_groups(p, m);
-    out += text("\n  with several  --pipeline-group of %s\n",
-                groups.empty() ? "none: there are fewer micro-batches than stages"
-                               : comm::rank_list(groups).c_str());
-    if (!legal_group(p, m, p)) out += text("                not %d: %s\n", p, why_no_group(p, m, p).c_str());
-    return out;
-}
-
-// bytes of activations on the first stage by Megatron-LM's formulas (arXiv 2205.05198), for comparison
-inline double megatron_activations(const Plan& plan, bool sequence, bool flash, Recompute recompute) {
-    const ModelShape& m = plan.shape;
-    double t = plan.grid.t, b = plan.o.micro_batch, N = (double)m.T * b;
-    int flight = std::min(plan.o.batch / plan.grid.d / plan.o.micro_batch, plan.grid.p);
-    double layers = (double)flight * m.L / plan.grid.p, scores = flash ? 0 : 5.0 * m.NH * m.T / (m.C * t);
-    if (plan.o.pipeline_chunks > 1)
-        layers *= 1 + (plan.grid.p - 1.0) / (plan.grid.p * plan.o.pipeline_chunks);
-
-    // bytes per value of the residual stream: held by every tensor rank, and sharded over the tensor ranks
-    double each = 10, cut = 24;
-    if (recompute == Recompute::Light) {  // outputs of layer norms, of GELU
-        each -= 4;
-        cut -= 8;
-    }
-    double layer = recompute == Recompute::Full ? 2 / (sequence ? t : 1)
-        : (sequence ? (each + cut) / t : each + cut / t) + scores;
-    return layers * N * m.C * layer;
-}
-
 inline std::string memory_report(const Plan& plan) {
     std::string out = "parameters of a rank";
     std::vector<StagePlan> shown;
@@ -166,18 +69,6 @@ inline std::string memory_report(const Plan& plan) {
     if (has > 0)
         out += text("  %.1f of %.0f GB at most: %s\n", plan.gpu_bytes() * 1e-9, has,
                     plan.fits() ? "fits" : "DOES NOT FIT");
-
-    bool sp = plan.o.sequence_parallel == "yes" && plan.grid.t > 1, flash = uses_flash(plan.o, plan.target);
-    constexpr Recompute none = Recompute::None, full = Recompute::Full;
-    out += text(
-        "  activations of stage 0 by Megatron-LM's formulas: %.1f GB as set up%s; tensor-parallel alone "
-        "%.1f, with\n  sequence-parallel %.1f, with flash attention %.1f, with --recompute full %.1f\n",
-        megatron_activations(plan, sp, flash, recompute_of(plan.o)) * 1e-9,
-        plan.o.fp8 == "yes" ? " but for --fp8" : "",
-        megatron_activations(plan, false, false, none) * 1e-9,
-        megatron_activations(plan, true, false, none) * 1e-9,
-        megatron_activations(plan, true, true, none) * 1e-9,
-        megatron_activations(plan, false, false, full) * 1e-9);
     return out;
 }
 
@@ -283,7 +174,10 @@ inline std::string plan_text(const Plan& plan) {
         "vocabulary %d padded to %d\n",
         grouped(parameter_table(m).count).c_str(), m.L, m.C, m.NH, m.T, m.V, m.Vp);
 
-    out += print_grid(plan.grid) + memory_report(plan) + choices(plan) + traffic_report(plan);
+    out += print_grid(plan.grid) + memory_report(plan);
+    out += text("micro-batch     %d: %d a step on each replica\n", plan.o.micro_batch,
+                plan.o.batch / plan.grid.d / plan.o.micro_batch);
+    out += traffic_report(plan);
     if (plan.timed()) {
         out += time_report(plan);
     } else {
@@ -357,16 +251,7 @@ inline std::string plan_json(const Plan& plan) {
     out += text(" \"precision\": %s, \"hardware\": %s, \"memory_limit\": %.0f, \"fits\": %s,\n",
                 json_quote(plan.target.precision.name).c_str(), json_quote(plan.hardware.name).c_str(),
                 plan.hardware.gpu.memory, plan.fits() ? "true" : "false");
-
-    out += " \"pipeline_groups\": [";
-    auto list = [&](const std::vector<int>& numbers) {
-        for (int n : numbers) out += text(out.back() == '[' ? "%d" : ", %d", n);
-    };
-    list(legal_groups(plan.grid.p, micro_batches));
-    out += "], \"micro_batch_sizes\": [";
-    list(possible_micro_batches(plan).possible);
-
-    out += text("], \"bubble\": %.10g,\n \"stages\": [\n", bubble(plan));
+    out += text(" \"bubble\": %.10g,\n \"stages\": [\n", bubble(plan));
     for (auto& s : plan.stages)
         out += "  " + stage_json(plan, s) + (&s == &plan.stages.back() ? "\n" : ",\n");
     out +=

@@ -41,30 +41,26 @@ inline std::unique_ptr<Model> dry_model(const Options& o, const ModelShape& shap
     return model;
 }
 
-// measures memory alone
-inline StagePlan measure_stage(const Options& o, const ModelShape& shape, const Grid& place, int stage,
-                               uint64_t samples, const Target& target) {
-    auto model = dry_model(o, shape, place, stage, make_schedules(o, place, stage, samples), target);
+// of works, with times if the hardware is known; memory_alone: without works
+inline StagePlan plan_stage(const Options& o, const ModelShape& shape, const Grid& place, int stage,
+                            uint64_t samples, const Target& target = {}, const Hardware& hardware = {},
+                            bool memory_alone = false) {
+    Schedules schedules = make_schedules(o, place, stage, samples);
+    auto model = dry_model(o, shape, place, stage, schedules, target);
     Optimizer optimizer(*model);
     measure_memory(optimizer, *model);
     StagePlan out = {stage, 0, model->memory, {}, {}};
     out.memory.push_back(optimizer.memory);
     for (auto& p : model->table.list) out.parameters += p.size;
+    if (memory_alone) return out;
+    out.run = run_dry(*model, optimizer, schedules, hardware);
+    for (auto& [batch, schedule] : schedules) out.work[batch] = out.run.work(schedule);
     return out;
 }
 
-// with times, if the hardware is known
-inline StagePlan plan_stage(const Options& o, const ModelShape& shape, const Grid& place, int stage,
-                            uint64_t samples, const Target& target = {}, const Hardware& hardware = {}) {
-    Schedules schedules = make_schedules(o, place, stage, samples);
-    auto model = dry_model(o, shape, place, stage, schedules, target);
-    Optimizer optimizer(*model);
-    measure_memory(optimizer, *model);
-    StagePlan out = {stage, 0, model->memory, {}, run_dry(*model, optimizer, schedules, hardware)};
-    out.memory.push_back(optimizer.memory);
-    for (auto& p : model->table.list) out.parameters += p.size;
-    for (auto& [batch, schedule] : schedules) out.work[batch] = out.run.work(schedule);
-    return out;
+inline StagePlan measure_stage(const Options& o, const ModelShape& shape, const Grid& place, int stage,
+                               uint64_t samples, const Target& target) {
+    return plan_stage(o, shape, place, stage, samples, target, {}, true);
 }
 
 // bytes per rank on the fullest stage: the first, which has the most micro-batches in flight, one in the

@@ -19,39 +19,27 @@ HOST_DEVICE void set_state(const State& state, StateKind kind, long i, real x) {
     else round_stochastically((kind == MomentM ? state.m : state.v)[i], x, 0x8000);
 }
 
-// out (n) = values of the state, however they are stored
+// values (n) = those of the state, however they are stored; or, with `back`, the state's = values
 template <class State>
-struct UnpackState {
-    real* out;
+struct CopyState {
+    real* values;
     State state;
     StateKind kind;
     long n;
-    void ref(Stream) const;
-    void gpu(Stream) const;
-};
-
-// values of the state = in (n)
-template <class State>
-struct PackState {
-    State state;
-    StateKind kind;
-    const real* in;
-    long n;
+    bool back = false;
+    HOST_DEVICE void copy(long i) const {
+        if (back) set_state(state, kind, i, values[i]);
+        else values[i] = get_state(state, kind, i);
+    }
     void ref(Stream) const;
     void gpu(Stream) const;
 };
 
 #if REF_HERE
 template <class State>
-void UnpackState<State>::ref(Stream) const {
+void CopyState<State>::ref(Stream) const {
     #pragma omp parallel for
-    for (long i = 0; i < n; i++) out[i] = get_state(state, kind, i);
-}
-
-template <class State>
-void PackState<State>::ref(Stream) const {
-    #pragma omp parallel for
-    for (long i = 0; i < n; i++) set_state(state, kind, i, in[i]);
+    for (long i = 0; i < n; i++) copy(i);
 }
 #endif
 
@@ -59,26 +47,15 @@ void PackState<State>::ref(Stream) const {
 namespace gpu {
 
 template <class State>
-__global__ void unpack_state_kernel(real* out, State state, StateKind kind, long n) {
+__global__ void copy_state_kernel(CopyState<State> given) {
     long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) out[i] = get_state(state, kind, i);
-}
-
-template <class State>
-__global__ void pack_state_kernel(State state, StateKind kind, const real* in, long n) {
-    long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) set_state(state, kind, i, in[i]);
+    if (i < given.n) given.copy(i);
 }
 
 }  // namespace gpu
 
 template <class State>
-void UnpackState<State>::gpu(Stream s) const {
-    LAUNCH(gpu::unpack_state_kernel<State>, ceil_div(n, 256), 256, 0, s, out, state, kind, n);
-}
-
-template <class State>
-void PackState<State>::gpu(Stream s) const {
-    LAUNCH(gpu::pack_state_kernel<State>, ceil_div(n, 256), 256, 0, s, state, kind, in, n);
+void CopyState<State>::gpu(Stream s) const {
+    LAUNCH(gpu::copy_state_kernel<State>, ceil_div(n, 256), 256, 0, s, *this);
 }
 #endif

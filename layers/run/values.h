@@ -30,7 +30,7 @@ inline void copy_state_to_host(real* to, Model& model, const Optimizer& optimize
     const real* from = kept_as_real(model, optimizer, kind, at, state_offset);
     if (!from)
         optimizer.with_state(model, at, state_offset, [&](auto state) {
-            compute_now(UnpackState<decltype(state)>{model.gradients, state, kind, n}, model.stream);
+            compute_now(CopyState<decltype(state)>{model.gradients, state, kind, n}, model.stream);
         });
     copy_to_host(to, from ? from : model.gradients, n * sizeof(real), model.stream);
     if (!from) set_zero(model.gradients, n * sizeof(real), model.stream);
@@ -42,7 +42,7 @@ inline void write_state(Model& model, const Optimizer& optimizer, StateKind kind
     copy_to_device(to ? to : model.gradients, values, n * sizeof(real), model.stream);
     if (to) return synchronize(model.stream);  // before `values` is freed
     optimizer.with_state(model, at, state_offset, [&](auto state) {
-        compute_now(PackState<decltype(state)>{state, kind, model.gradients, n}, model.stream);
+        compute_now(CopyState<decltype(state)>{model.gradients, state, kind, n, true}, model.stream);
     });
     set_zero(model.gradients, n * sizeof(real), model.stream);
     synchronize(model.stream);
