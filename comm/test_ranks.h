@@ -110,10 +110,14 @@ void test_ranks() {
         {comm::Collective::AllReduce, 600, 100}, {comm::Collective::ReduceScatter, 300, 100L * world.size},
         {comm::Collective::AllGather, 300, 100L * world.size}, {comm::Collective::Send, 400, 100},
         {comm::Collective::Receive, 0, 100}};
+    check(!facts_of(comm::Collective(std::size(kinds))).name, "each kind of call has a line here");
     for (auto& k : kinds) {
         comm::Call call = {.kind = k.kind, .group = &world, .out = nullptr, .in = nullptr, .n = 100,
                            .type = comm::Type::Fp32};
-        check(comm::sent_bytes(k.kind, 4, 400) == k.sent && call.whole() == k.whole, facts_of(k.kind).name);
+        long sent = comm::sent_bytes(k.kind, 4, 400);
+        check(sent == k.sent && call.whole() == k.whole,
+              text("%s: sends %ld bytes of %ld values, wants %ld of %ld", facts_of(k.kind).name, sent,
+                   call.whole(), k.sent, k.whole));
     }
 
     comm::Call long_call = {.kind = comm::Collective::AllReduce, .group = &world, .out = nullptr,

@@ -299,8 +299,24 @@ void kernels_add_values() {
     }
 }
 
+void kernels_sums() {
+    for (long n : {1L, 300L, 70001L}) {
+        R x(random_values<real>(n, 1));
+        X y(random_values<floatX>(n, 2));
+        Both<double> sum(1);
+        std::vector<unsigned long long> before(1, 7);
+        Both<unsigned long long> bits(before), others(before);
+        both_ways([&] { return SumValues{sum, x, n}; });
+        sum.compare(text("sum of %ld values", n), 1e-12);
+        both_ways([&] { return SumBits<real>{bits, x, n}; });
+        both_ways([&] { return SumBits<floatX>{others, y, n}; });
+        check(bits.back() == bits.host && others.back() == others.host, text("checksum of %ld values", n));
+    }
+}
+
 void kernels_adamw() {
     kernels_add_values();
+    kernels_sums();
     constexpr bool halves = !master_is_parameter;
     check_adamw<real, halves>(" in real");
     check_adamw<bf16, halves>(" in bf16");

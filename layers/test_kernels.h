@@ -169,8 +169,7 @@ void kernels_gelu() {
         long n = (long)N * C;
         X x(random_values<floatX>(n, 1, 2)), y(n), d(random_values<floatX>(n, 2));
         std::string size = text(" %d x %d", N, C);
-        ref::gelu_forward(y.ref(), x.ref(), n, nullptr);
-        gpu::gelu_forward(y.device, x.device, n, nullptr);
+        both_ways([&] { return GeluForward{y, x, N, C}; });
         y.compare("gelu y" + size, rounding);
         for (bool add : {false, true}) {
             R db(random_values<real>(C, 3)), sums(column_sum_scratch(C));

@@ -209,10 +209,20 @@ def check_choices(name, text):
 def check_options(texts):
     """An option that nothing reads is parsed, and has no effect."""
     table = "layers/run/config.h"
-    readers = [text for name, text in texts.items() if name != table and not is_check(name)]
+    code = "".join(text for name, text in texts.items() if not is_check(name))
     for option, field in re.findall(r'{"([\w-]+)", &O::(\w+)', texts[table]):
-        if not any(re.search(rf"(\.|->|::){field}\b", text) for text in readers):
+        if not re.search(rf"\b([a-z]?o|options|with|Options)(\.|->|::){field}\b", code):
             complain(f"{table}: --{option}: nothing reads Options::{field}")
+
+
+def check_operations(texts):
+    """An operation with a kernel that no check compares with its ref."""
+    checks = "".join(text for name, text in texts.items() if is_check(name))
+    for name, text in texts.items():
+        named = r"struct (\w+) {\n(?:(?!^}).*\n)*? +void gpu\(Stream"
+        for operation in re.findall(named, text, re.M):
+            if name.startswith("layers/") and not re.search(rf"\b{operation}\b", checks):
+                complain(f"{name}: no check compares {operation}'s ref() and gpu()")
 
 
 def main():
@@ -229,6 +239,7 @@ def main():
         check_syntax(name, text)
 
     check_options(texts)
+    check_operations(texts)
     sizes = {name: text.count("\n") for name, text in texts.items()}
     for name in listed(*SCRIPTS):
         text = Path(name).read_text(encoding="utf8")

@@ -113,7 +113,7 @@ def check_plans():
 
     for row, says in zip(rows, printed, strict=True):
         same = row[0] == says[0] and float(row[1]) == float(says[1]) and row[2] == says[2]
-        check(same, f"a published run: the README has {row}, the program says {says}")
+        check(same, f"a published run: layers/plan/README.md has {row}, the program says {says}")
     for planned, *_ in rows[4:]:
         check(re.search(rf"\b{planned}\b", shown), f"README.md has the planned {planned} s")
 

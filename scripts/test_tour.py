@@ -41,6 +41,8 @@ def test_texts(folder):
     recorded = {line["name"] for line in chapter_data(folder, "step")["lines"]}
     for layout in chapter_data(folder, "tensor").get("layouts", []):
         recorded |= {line["name"] for line in layout["lines"] if line["kind"] == "compute"}
+        for name in {line["name"] for line in layout["lines"] if line["kind"] == "call"}:
+            check(name in operations.CALLS, f"scripts/tour/operations.py says nothing of the call {name}")
     for name in sorted(recorded):
         check(name in operations.OPERATIONS, f"scripts/tour/operations.py says nothing of {name}")
     for name in CHAPTERS:

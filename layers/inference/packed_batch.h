@@ -173,7 +173,8 @@ inline void packed_forward(Model& model, const MicroBatch& mb) {
 // generation needs it. Tensor ranks need not divide its few rows: there is no sequence parallelism.
 inline std::vector<std::vector<real>> packed_logits(Model& model, const PackedBatch& packed) {
     TensorParallel tp = {model.tp.group};
-    LayerContext ctx = {model.shape, tp, model.scratch, model.stream};
+    LayerContext ctx = model.context(false, &tp);
+    ctx.fp8 = false;
     Grid& grid = model.grid;
     long values = (long)packed.rows() * model.shape.C;
     Buffer& input = model.inputs[0];

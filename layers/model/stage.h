@@ -88,8 +88,9 @@ struct Model {
     long token_ints() const { return (sorts_tokens() ? 4L : 2L) * max_rows() + sorts_tokens(); }
 
     bool sums_wte_apart() const { return grid.p == 1 && setup.several_micro_batches; }
-    LayerContext context(bool accumulate = false) const {
-        return {shape, tp, scratch, stream, accumulate, setup.fp8};
+    // rows: how the ranks hold them, if not as in training
+    LayerContext context(bool accumulate = false, const TensorParallel* rows = nullptr) const {
+        return {shape, rows ? *rows : tp, scratch, stream, accumulate, setup.fp8};
     }
 
     const floatX* weight(int parameter) const { return weights + table.list[parameter].offset; }

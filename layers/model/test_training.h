@@ -396,9 +396,44 @@ void test_overfit() {
     check(out == seen_by_model, "of a long prompt the end is seen");
 }
 
+// The whole model's gradient along one direction against a central difference of the loss. An option that
+// changes what forward computes has a line below, with another value than its default: it must reach backward
+void training_is_the_gradient(const char* what, const Options& o, bool flash = false) {
+    Trial trial(o, {2, 16, 2, 8, 11, 16}, 2, flash);
+    Model& model = trial.model;
+    std::vector<int> samples = some_samples(4, 8, 11);
+    trial.train(samples, 0, false);
+
+    auto each = [&](auto call) {  // call(index, the direction there)
+        for (auto& p : model.table.list)
+            for (long i = p.offset; i < p.offset + p.stored(); i++)
+                call(i, (double)(hash_of(i) % 1000) / 1000 - 0.5);
+    };
+
+    constexpr double h = 1e-5;
+    double slope = 0;
+    each([&](long i, double along) { slope += along * (double)model.gradients[i]; });
+    auto move = [&](double step) {
+        each([&](long i, double along) { model.weights[i] = floatX(real(model.weights[i]) + step * along); });
+    };
+    move(h);
+    double above = trial.train(samples, 0, false);
+    move(-2 * h);
+    double by_differences = (above - trial.train(samples, 0, false)) / (2 * h);
+    check(std::abs(by_differences - slope) < 1e-7,
+          text("%s: a slope of %.10g, by differences %.10g", what, slope, by_differences));
+}
+
 void test_training() {
     training_in_fp8();
     training_places_activations();
+    if (sizeof(floatX) == 8) {
+        Options full;
+        full.recompute = "full";
+        training_is_the_gradient("defaults", {});
+        training_is_the_gradient("flash", {}, true);
+        training_is_the_gradient("--recompute full", full);
+    }
     Options o;
     o.weight_decay = 0;
     for (ModelShape odd : {ModelShape{1, 3, 1, 1, 2, 2}, {1, 1, 1, 2, 3, 128}, {3, 35, 5, 7, 13, 13}}) {

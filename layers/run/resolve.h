@@ -115,6 +115,7 @@ inline bool saves_back(const Options& o) {
 // what a run that resumes takes from its checkpoint, beyond the model
 inline void resume_options(Run& run) {
     Options& o = run.options;
+    // an option that changes what forward computes would be taken for inference too: there is none
     if (run.checkpoints.empty() || o.inference()) return;
     take_options(run, Inherit::always);
     if (run.checkpoints[0].has_moments()) take_schedule(run);

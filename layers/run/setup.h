@@ -41,35 +41,25 @@ inline Recompute recompute_of(const Options& o) {
 // most micro-batches of a replica in a round of evaluation: many, to keep the pipeline full
 inline int evaluation_round(int p) { return std::max(64, 8 * p); }
 
+inline Setup setup_of_generation(const Options& o) {
+    int v = o.pipeline_chunks, B = o.prompts() ? o.batch : 1;
+    return {.B = B, .training = false, .packs = true, .inference_cache = true, .outputs = B, .chunks = v,
+            .slots = v, .dx_buffers = 0};
+}
+
+inline Setup setup_of_evaluation(const Options& o, const Grid& grid) {
+    int v = o.pipeline_chunks, round = evaluation_round(grid.p);
+    Schedule s = make_schedule(grid.stage, {grid.p, round, v, grid.p, false});
+    return {.B = o.micro_batch, .training = false, .packs = true, .notes_greedy = true,
+            .micro_batches = round, .chunks = v, .slots = s.slots, .inputs = s.inputs, .dx_buffers = 0};
+}
+
 inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& schedules,
                       const Target& target = {}) {
-    int v = o.pipeline_chunks, d = grid.d;
+    int d = grid.d;
     bool flash = uses_flash(o, target);
-
-    if (!o.generate.empty()) {
-        int B = o.prompts() ? o.batch : 1;
-        return {.B = B,
-                .training = false,
-                .packs = true,
-                .inference_cache = true,
-                .outputs = B,
-                .chunks = v,
-                .slots = v,
-                .dx_buffers = 0};
-    }
-
-    if (o.inference()) {
-        Schedule s = make_schedule(grid.stage, {grid.p, evaluation_round(grid.p), v, grid.p, false});
-        return {.B = o.micro_batch,
-                .training = false,
-                .packs = true,
-                .notes_greedy = true,
-                .micro_batches = evaluation_round(grid.p),
-                .chunks = v,
-                .slots = s.slots,
-                .inputs = s.inputs,
-                .dx_buffers = 0};
-    }
+    if (!o.generate.empty()) return setup_of_generation(o);
+    if (o.inference()) return setup_of_evaluation(o, grid);
 
     Setup s = {.B = o.micro_batch,
                .sequence_parallel = o.sequence_parallel == "yes",
@@ -85,7 +75,7 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
                .loss_in_backward = o.loss_chunk > 0,
                .loss_rows = o.loss_chunk,
                .optimizer_shards = o.zero == 1 ? d : 1,
-               .chunks = v,
+               .chunks = o.pipeline_chunks,
                .precision = target.precision,
                .workspace = target.workspace};
 
