@@ -12,7 +12,7 @@
 //   FlashForward, FlashBackward: the same without (T, T) tensors (fast/flash_dispatch.cuh). All kernels are
 //   compared with this one: flash_attention.cuh (a reference, and sm_80: ./test_gpt gradients kernels),
 //   flash_attention_hopper.cuh, flash_backward_hopper.cuh (sm_90a: hopper), and for packed batches
-//   packed_attention.cuh, packed_attention_hopper.cuh (packed scores)
+//   packed_attention.cuh (packed scores)
 #pragma once
 #include <algorithm>
 #include "base/gemm.h"

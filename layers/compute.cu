@@ -8,7 +8,7 @@
 #include "fast/flash_dispatch.cuh"
 #include "fast/fp8_linear.cuh"
 #include "fast/host_gemm.h"
-#include "fast/packed_attention_hopper.cuh"
+#include "fast/packed_attention.cuh"
 #include "layernorm.cuh"
 #include "linear.cuh"
 #include "run/packed_state.cuh"

@@ -293,7 +293,7 @@ def in_comment(text, at):
 
 
 def hopper_sites():
-    names = ("flash_attention", "flash_backward", "packed_attention")
+    names = ("flash_attention", "flash_backward")
     kernels = [Path(f"layers/fast/{name}_hopper.cuh") for name in names]
     for path in kernels:
         text = (ROOT / path).read_text()

@@ -136,33 +136,29 @@ __device__ inline void online_softmax(float (&s)[M][N][4], float (&largest)[M][2
         }
 }
 
-// blocks (of 4 warps) per SM to compile for, which limits registers
-constexpr int forward_blocks(int HS) { return HS == 128 ? 4 : 3; }
-constexpr int backward_blocks(int HS) { return HS == 64 && is_hopper ? 3 : 2; }  // others would spill with 3
+// for this lane's rows g and g + 8 of each 16: the output so far, to be divided by sum at the end
+template <int HS, int M>
+struct AttendedRows {
+    float out[M][HS / 8][4] = {}, largest[M][2], sum[M][2] = {};
+};
 
-template <int HS, int M, int BN, int warps>
-__global__ void __launch_bounds__(warps * 32, forward_blocks(HS))
-flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, float scale_log2) {
-    constexpr int BM = 16 * M * warps, stride = HS + 8;
-    DYNAMIC_SHARED(bf16, q);
-    bf16 *k = q + BM * stride, *v = k + BN * stride;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4 * 2;
-    int tiles = (a.T + BM - 1) / BM, head = blockIdx.x / tiles, b = head / a.NH, h = head % a.NH;
-    int first = (tiles - 1 - (int)blockIdx.x % tiles) * BM, own = first + warp * 16 * M;  // longest first
+// A warp's 16 M queries, whose tile is asked for, attend to `count` tiles of BN keys; qkv: of the head.
+// load_rows(to, from, i): the rows of tile i; mask(s, i): what its scores s leave out is -infinity
+template <int BN, int HS, int M, class LoadRows, class Mask>
+__device__ inline void attend_rows(AttendedRows<HS, M>& all, const bf16* q, bf16* k, const bf16* qkv,
+                                   int count, float scale_log2, LoadRows load_rows, Mask mask) {
+    constexpr int stride = HS + 8;
+    bf16* v = k + BN * stride;
+    int warp = threadIdx.x / 32;
+    float shrink[M][2];
+    for (int m = 0; m < M; m++) all.largest[m][0] = all.largest[m][1] = -INFINITY;
 
-    long row = 3L * a.NH * HS, out_row = (long)a.NH * HS;
-    const bf16* from = qkv + b * a.T * row + 3L * h * HS;
-    float out[M][HS / 8][4] = {}, largest[M][2], sum[M][2] = {}, shrink[M][2];
-    for (int m = 0; m < M; m++) largest[m][0] = largest[m][1] = -INFINITY;
-    int last_row = first + BM - 1 < a.T - 1 ? first + BM - 1 : a.T - 1;
-
-    load_tile<BM, HS>(q, from, row, first, a.T);
-    load_tile<BN, HS>(k, from + HS, row, last_row / BN * BN, a.T);
+    load_rows(k, qkv + HS, 0);
     copy_async_commit();
-    for (int keys = last_row / BN * BN; keys >= 0; keys -= BN) {
+    for (int i = 0; i < count; i++) {
         copy_async_wait<0>();
         __syncthreads();  // these keys have arrived, and all warps are done with the previous values
-        load_tile<BN, HS>(v, from + 2 * HS, row, keys, a.T);
+        load_rows(v, qkv + 2 * HS, i);
         copy_async_commit();
 
         float s[M][BN / 8][4] = {};  // = q k^T
@@ -177,40 +173,76 @@ flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, floa
 
         copy_async_wait<0>();
         __syncthreads();  // the values have arrived, and all warps are done with the keys
-        if (keys > 0) load_tile<BN, HS>(k, from + HS, row, keys - BN, a.T);
+        if (i + 1 < count) load_rows(k, qkv + HS, i + 1);
         copy_async_commit();
 
-        for (int m = 0; m < M && keys + BN - 1 > own; m++)  // on the diagonal: no query sees a later key
-            for (int n = 0; n < BN / 8; n++)
-                for (int i = 0; i < 4; i++)
-                    if (keys + n * 8 + c + i % 2 > own + m * 16 + g + i / 2 * 8) s[m][n][i] = -INFINITY;
-        online_softmax(s, largest, sum, shrink, scale_log2);
+        mask(s, i);
+        online_softmax(s, all.largest, all.sum, shrink, scale_log2);
         for (int m = 0; m < M; m++)
             for (int n = 0; n < HS / 8; n++)
-                for (int i = 0; i < 4; i++) out[m][n][i] *= shrink[m][i / 2];
+                for (int j = 0; j < 4; j++) all.out[m][n][j] *= shrink[m][j / 2];
         for (int x = 0; x < BN; x += 16) {  // out += p v
             uint32_t pa[M][4], vb[4];
             for (int m = 0; m < M; m++) as_a(pa[m], s[m][x / 8], s[m][x / 8 + 1]);
             for (int n = 0; n < HS; n += 16) {
                 load_b_columns(vb, v, stride, x, n);
-                for (int m = 0; m < M; m++) mma_pair(out[m][n / 8], out[m][n / 8 + 1], pa[m], vb);
+                for (int m = 0; m < M; m++) mma_pair(all.out[m][n / 8], all.out[m][n / 8 + 1], pa[m], vb);
             }
         }
     }
+}
 
+// a warp's rows from `own` on, of those below `rows`; o (rows, `stride` apart), lse (or none): of the head
+template <int HS, int M>
+__device__ inline void write_attended(bf16* o, real* lse, const AttendedRows<HS, M>& all, int own, int rows,
+                                      long stride) {
+    int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4 * 2;
     for (int m = 0; m < M; m++)
         for (int half = 0; half < 2; half++) {
             int t = own + m * 16 + g + half * 8;
-            float all = sum[m][half];
-            for (int lanes = 1; lanes < 4; lanes *= 2) all += __shfl_xor_sync(all_lanes, all, lanes);
-            if (t >= a.T) continue;
-            float inverse = 1 / all;
-            bf16* to = o + (b * a.T + t) * out_row + (long)h * HS;
+            float sum = all.sum[m][half];
+            for (int lanes = 1; lanes < 4; lanes *= 2) sum += __shfl_xor_sync(all_lanes, sum, lanes);
+            if (t >= rows) continue;
+            float inverse = 1 / sum;
             for (int n = 0; n < HS / 8; n++)
-                *(uint32_t*)(to + n * 8 + c) =
-                    pack_bf16(out[m][n][2 * half] * inverse, out[m][n][2 * half + 1] * inverse);
-            if (c == 0) lse[(long)head * a.T + t] = largest[m][half] / log2_e + logf(all);
+                *(uint32_t*)(o + t * stride + n * 8 + c) =
+                    pack_bf16(all.out[m][n][2 * half] * inverse, all.out[m][n][2 * half + 1] * inverse);
+            if (lse && c == 0) lse[t] = all.largest[m][half] / log2_e + logf(sum);
         }
+}
+
+// blocks (of 4 warps) per SM to compile for, which limits registers
+constexpr int forward_blocks(int HS) { return HS == 128 ? 4 : 3; }
+constexpr int backward_blocks(int HS) { return HS == 64 && is_hopper ? 3 : 2; }  // others would spill with 3
+
+template <int HS, int M, int BN, int warps>
+__global__ void __launch_bounds__(warps * 32, forward_blocks(HS))
+flash_forward_kernel(bf16* o, real* lse, const bf16* qkv, AttentionShape a, float scale_log2) {
+    constexpr int BM = 16 * M * warps;
+    DYNAMIC_SHARED(bf16, q);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4 * 2;
+    int tiles = (a.T + BM - 1) / BM, head = blockIdx.x / tiles, b = head / a.NH, h = head % a.NH;
+    int first = (tiles - 1 - (int)blockIdx.x % tiles) * BM, own = first + warp * 16 * M;  // longest first
+
+    long row = 3L * a.NH * HS, out_row = (long)a.NH * HS;
+    const bf16* from = qkv + b * a.T * row + 3L * h * HS;
+    int last_row = first + BM - 1 < a.T - 1 ? first + BM - 1 : a.T - 1, last = last_row / BN * BN;
+
+    auto load_rows = [&](bf16* to, const bf16* part, int i) {
+        load_tile<BN, HS>(to, part, row, last - i * BN, a.T);
+    };
+    auto mask = [&](auto& s, int i) {  // on the diagonal: no query sees a later key
+        int keys = last - i * BN;
+        for (int m = 0; m < M && keys + BN - 1 > own; m++)
+            for (int n = 0; n < BN / 8; n++)
+                for (int j = 0; j < 4; j++)
+                    if (keys + n * 8 + c + j % 2 > own + m * 16 + g + j / 2 * 8) s[m][n][j] = -INFINITY;
+    };
+
+    AttendedRows<HS, M> all;
+    load_tile<BM, HS>(q, from, row, first, a.T);
+    attend_rows<BN>(all, q, q + BM * (HS + 8), from, last / BN + 1, scale_log2, load_rows, mask);
+    write_attended(o + b * a.T * out_row + (long)h * HS, lse + (long)head * a.T, all, own, a.T, out_row);
 }
 
 // ---- backward --------------------------------------------------------------------------------------------

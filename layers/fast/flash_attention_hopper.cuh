@@ -7,7 +7,6 @@
 //     tiles     (128, 64) of q, k or v, rows swizzled; HS / 64 of them side by side
 //     *_full    mbarrier of a stage: its bytes have arrived       the consumers wait for it
 //     *_free    mbarrier of a stage: eight warps have read it     the producer waits for it
-//   packed_attention_hopper.cuh has 64 queries a block, a cache of keys and no lse.
 //   communicates: nothing    cost: that of flash_attention.cuh
 //   gpu: bf16, HS 64 or 128, any T; shared memory 1 + HS * 1.25 KB
 #pragma once
@@ -20,9 +19,9 @@ namespace gpu {
 constexpr bool has_hopper_kernels(int HS) { return HS == 64 || HS == 128; }
 
 // a block's tiles, for 64 queries per consumer warpgroup; *_tile, all_* and `bytes` are in bytes
-template <int HS, int QUERIES = 128>
+template <int HS>
 struct HopperTiles {
-    static constexpr int queries = QUERIES, keys = 128, stages = 2;
+    static constexpr int queries = 128, keys = 128, stages = 2;
     static constexpr int warps = queries / 16, threads = 128 + 32 * warps;
     static constexpr int query_tile = queries * 64 * sizeof(bf16), all_queries = HS / 64 * query_tile;
     static constexpr int key_tile = keys * 64 * sizeof(bf16), all_keys = HS / 64 * key_tile;
@@ -86,19 +85,20 @@ __device__ inline void round_probabilities(uint32_t (&p)[N / 8][4], const float 
     for (int i = 0; i < N / 2; i++) p[i / 4][i % 4] = pack_bf16(s[2 * i], s[2 * i + 1]);
 }
 
-// The producer thread: the queries are already requested. first_key(i): row of tile i's first key in the map
-template <int HS, class Tiles, class FirstKey>
+// The producer thread: the queries are already requested. `first`: of the first tile, the last of the keys
+template <int HS>
 __device__ inline void ask_for_keys(HopperBarriers& at, char* k, const TensorMap& qkv, int h, int b,
-                                    int count, FirstKey first_key) {
+                                    int count, int first) {
+    using Tiles = HopperTiles<HS>;
     constexpr int keys = Tiles::keys, stages = Tiles::stages;
     char* v = k + stages * Tiles::all_keys;
     for (int i = 0; i < count; i++) {
         int stage = i % stages, before = (i / stages + 1) % 2;
-        int first = first_key(i), here = stage * Tiles::all_keys;
+        int here = stage * Tiles::all_keys;
         mbarrier_wait(&at.keys_free[stage], before);
-        ask_for_tiles<HS, keys>(k + here, qkv, &at.keys_full[stage], 3 * h + 1, first, b);
+        ask_for_tiles<HS, keys>(k + here, qkv, &at.keys_full[stage], 3 * h + 1, first - i * keys, b);
         mbarrier_wait(&at.values_free[stage], before);
-        ask_for_tiles<HS, keys>(v + here, qkv, &at.values_full[stage], 3 * h + 2, first, b);
+        ask_for_tiles<HS, keys>(v + here, qkv, &at.values_full[stage], 3 * h + 2, first - i * keys, b);
     }
 }
 
@@ -109,10 +109,11 @@ struct Attended {
 };
 
 // One warpgroup's 64 queries attend to all tiles of keys. q: address of its rows; k: of the first key tile.
-// mask(s, i) masks the scores of tile i; values_come(i) is called when the values of tile i have arrived
-template <int HS, class Tiles, class Mask, class ValuesCome>
+// mask(s, i) masks the scores of tile i
+template <int HS, class Mask>
 __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, uint32_t k, int count,
-                              float scale_log2, Mask mask, ValuesCome values_come) {
+                              float scale_log2, Mask mask) {
+    using Tiles = HopperTiles<HS>;
     constexpr int keys = Tiles::keys, stages = Tiles::stages, abreast = HS > 64 ? Tiles::key_tile : 0;
     uint32_t v = k + stages * Tiles::all_keys;
     int lane = threadIdx.x % 32;
@@ -134,7 +135,6 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
     auto add_values = [&](int i) {  // starts the product with tile i's values
         int stage = i % stages;
         mbarrier_wait(&at.values_full[stage], i / stages % 2);
-        values_come(i);
         wgmma_fence();
         #pragma unroll
         for (int j = 0; j < keys / 16; j++)
@@ -151,14 +151,13 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
     round_probabilities(p, s);
 
     // two warpgroups start their products in turn, so that one's run during the other's softmax
-    constexpr bool in_turn = Tiles::warps == 8;
     int group = (int)threadIdx.x / 128 - 1;
-    if (in_turn && group == 1 && count > 1) named_barrier_arrive<256>(1);
+    if (group == 1 && count > 1) named_barrier_arrive<256>(1);
     for (int i = 1; i < count; i++) {
-        if (in_turn) named_barrier<256>(1 + group);
+        named_barrier<256>(1 + group);
         scores(i);
         add_values(i - 1);
-        if (in_turn && (group == 0 || i < count - 1)) named_barrier_arrive<256>(2 - group);
+        if (group == 0 || i < count - 1) named_barrier_arrive<256>(2 - group);
         wgmma_wait<1>(s);
         if (lane == 0) mbarrier_arrive(&at.keys_free[i % stages]);
 
@@ -215,7 +214,7 @@ __device__ inline void write_rows(bf16* o, real* lse, const Attended<HS>& a, cha
         for (int lanes = 1; lanes < 4; lanes *= 2) all += __shfl_xor_sync(all_lanes, all, lanes);
         inverse[half] = 1 / all;
         int query = row + g + half * 8;
-        if (lse && threadIdx.x % 4 == 0 && query < rows) lse[query] = a.largest[half] / log2_e + logf(all);
+        if (threadIdx.x % 4 == 0 && query < rows) lse[query] = a.largest[half] / log2_e + logf(all);
     }
 
     int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4;
@@ -248,7 +247,7 @@ flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real
         fewer_registers<24>();
         if (threadIdx.x > 0) return;
         ask_for_tiles<HS, rows>(q, qkv, &at.queries, 3 * h, first, b);
-        ask_for_keys<HS, Tiles>(at, k, qkv, h, b, block + 1, [&](int i) { return first - i * rows; });
+        ask_for_keys<HS>(at, k, qkv, h, b, block + 1, first);
         return;
     }
 
@@ -265,7 +264,7 @@ flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real
             if (j / 4 * 8 + c + j % 2 > own + j / 2 % 2 * 8) s[j] = -INFINITY;
     };
 
-    attend<HS, Tiles>(attended, at, q_own, shared_address(k), block + 1, scale_log2, mask, [](int) {});
+    attend(attended, at, q_own, shared_address(k), block + 1, scale_log2, mask);
     bf16* o_head = o + (long)b * a.T * a.NH * HS + h * HS;
     int row = first + group * 64 + warp * 16;
     write_rows(o_head, lse + (long)head * a.T, attended, q, row, a.T, (long)a.NH * HS);

@@ -9,11 +9,12 @@
 //   qkv (rows of the cache, NH, 3, HS): q, k and v of a head are adjacent   o (N, NH, HS)
 //   kept:  nothing (there is no backward)
 //   communicates: nothing    cost: 4*HS flops for each query, head and key that it sees
-//   PackedAttention::gpu, which chooses between these kernels and sm_90a's: packed_attention_hopper.cuh
+//   gpu: in bf16, for flash attention's head sizes, its products (flash_attention.cuh: tensor cores); else a
+//   query at a time
 #pragma once
 #include <algorithm>
 #include <vector>
-#include "../attention.cuh"
+#include "flash_dispatch.cuh"
 
 constexpr int segment_rows = 64;
 
@@ -26,19 +27,17 @@ struct Tile {
 
 // ---- the operations --------------------------------------------------------------------------------------
 
-// cache_rows: rows that qkv has
 struct PackedAttention {
     floatX* o;
     const floatX* qkv;
     const Tile* tiles;
-    int count, cache_rows;
+    int count;
     AttentionShape a;
 
     static constexpr const char* name = "packed_attention";
     std::vector<Tensor> tensors() const { return {qkv_of(qkv, a), writes("o", o, a.rows(), a.out())}; }
     void ref(Stream) const;
     void gpu(Stream) const;
-    void compute_with(bool hopper, Stream) const;  // sm_90a's kernel, or the one for any device
 };
 
 // cache[cache_slots[n]] = rows[n], of `width` values each
@@ -124,6 +123,48 @@ namespace gpu {
 
 constexpr int segment_warps = 4;
 
+// One block per tile and head; its keys come BN at a time: first the segment's own, then the prefix that it
+// shares with others
+template <int HS>
+__global__ void __launch_bounds__(segment_warps * 32, forward_blocks(HS))
+packed_tiles_kernel(bf16* o, const bf16* qkv, const Tile* tiles, int NH, float scale_log2) {
+    constexpr int BN = 64;
+    static_assert(segment_rows == 16 * segment_warps);
+    DYNAMIC_SHARED(bf16, q);
+    Tile t = tiles[blockIdx.x];
+    int h = blockIdx.y, own = threadIdx.x / 32 * 16, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4 * 2;
+    int end = t.at + t.rows, own_tiles = (end - t.own + BN - 1) / BN;
+    long row = 3L * NH * HS;
+
+    // tile i has the rows [first, first + n) of the cache, of which row r sees those up to `diagonal` + r
+    struct Keys { int first, n, diagonal; };
+    auto keys_of = [&](int i) -> Keys {
+        int first = t.own + i * BN, before = (i - own_tiles) * BN;
+        if (i < own_tiles) return {first, end - first, t.at - first};
+        return {t.prefix + before, t.shared - before, BN};
+    };
+    auto load_rows = [&](bf16* to, const bf16* part, int i) {
+        Keys keys = keys_of(i);
+        load_tile<BN, HS>(to, part, row, keys.first, keys.first + keys.n);
+    };
+    auto mask = [&](auto& s, int i) {
+        Keys keys = keys_of(i);
+        if (keys.n >= BN && keys.diagonal >= BN - 1) return;
+        for (int n = 0; n < BN / 8; n++)
+            for (int j = 0; j < 4; j++) {
+                int key = n * 8 + c + j % 2, r = own + g + j / 2 * 8;
+                if (key >= keys.n || key > keys.diagonal + r) s[0][n][j] = -INFINITY;
+            }
+    };
+
+    AttendedRows<HS, 1> all;
+    const bf16* of_head = qkv + 3L * h * HS;
+    load_tile<segment_rows, HS>(q, of_head, row, t.at, end);
+    attend_rows<BN>(all, q, q + segment_rows * (HS + 8), of_head, own_tiles + (t.shared + BN - 1) / BN,
+                    scale_log2, load_rows, mask);
+    write_attended(o + ((long)t.row * NH + h) * HS, nullptr, all, own, t.rows, (long)NH * HS);
+}
+
 // One block per tile and head; a warp takes a row at a time, 32 keys at once, one per lane. Online softmax:
 // the sum so far is scaled down whenever a larger score appears.
 __global__ void packed_attention_kernel(floatX* o, const floatX* qkv, const Tile* tiles, real scale,
@@ -181,16 +222,24 @@ __global__ void store_cache_rows_kernel(floatX* cache, const floatX* rows, const
     if (i < N * width) cache[cache_slots[i / width] * (long)width + i % width] = rows[i];
 }
 
-// tiles: in device memory
-inline void packed_attention_any(floatX* o, const floatX* qkv, const Tile* tiles, int count, AttentionShape a,
-                                 Stream s) {
-    size_t bytes = segment_warps * 2 * a.HS * sizeof(real);
-    allow_shared(packed_attention_kernel, bytes);
-    LAUNCH(packed_attention_kernel, dim3(count, a.NH), segment_warps * 32, bytes, s, o, qkv, tiles,
-           a.scale(), a.row(), a.HS);
-}
-
 }  // namespace gpu
+
+void PackedAttention::gpu(Stream s) const {
+    dim3 blocks(count, a.NH);
+    constexpr int threads = gpu::segment_warps * 32;
+    if (sizeof(floatX) == 2 && has_flash_kernels(a.HS))
+        return gpu::with_head_size(a.HS, [&](auto head_size) {
+            constexpr int HS = decltype(head_size)::value;
+            constexpr size_t bytes = 3 * segment_rows * (HS + 8) * sizeof(bf16);
+            allow_shared(gpu::packed_tiles_kernel<HS>, bytes);
+            LAUNCH(gpu::packed_tiles_kernel<HS>, blocks, threads, bytes, s, o, qkv, tiles, a.NH,
+                   (float)a.scale() * log2_e);
+        });
+
+    size_t bytes = gpu::segment_warps * 2 * a.HS * sizeof(real);
+    allow_shared(gpu::packed_attention_kernel, bytes);
+    LAUNCH(gpu::packed_attention_kernel, blocks, threads, bytes, s, o, qkv, tiles, a.scale(), a.row(), a.HS);
+}
 
 void StoreCacheRows::gpu(Stream s) const {
     LAUNCH(gpu::store_cache_rows_kernel, ceil_div((long)N * width, 256), 256, 0, s, cache, rows, cache_slots,

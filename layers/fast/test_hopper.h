@@ -5,7 +5,7 @@
 #include "../base/file_writer.h"
 #include "../base/hardware.h"
 #include "flash_dispatch.cuh"
-#include "packed_attention_hopper.cuh"
+#include "flash_dispatch.cuh"
 #include "../test_kernels.h"
 
 #if HAS_KERNELS
@@ -159,40 +159,6 @@ void hopper_attention() {
     }
 }
 
-// runs of one row and of several tiles, with and without something before them, anywhere in the cache, whose
-// other rows hold NaN
-void hopper_packed_attention() {
-    const std::vector<Tile> list = {{0, 1, 7, 7, 0, 0},         {1, 33, 100, 100, 0, 0},
-                                    {34, 64, 200, 200, 100, 33}, {98, 6, 264, 200, 100, 33},
-                                    {104, 64, 300, 300, 0, 0},   {168, 64, 364, 300, 0, 0},
-                                    {232, 2, 428, 300, 0, 0},    {234, 1, 430, 300, 0, 0},
-                                    {235, 5, 140, 133, 200, 70}, {240, 3, 460, 453, 300, 131},
-                                    {243, 2, 495, 490, 0, 256}};
-    constexpr int rows = 245, cache_rows = 500;
-
-    for (auto [NH, HS] : {std::pair{2, 64}, {1, 128}}) {
-        AttentionShape a = {1, rows, NH, HS};
-        std::vector<floatX> values = random_values<floatX>(cache_rows * a.row(), 1);
-        std::vector<bool> seen(cache_rows, false);
-        for (auto& t : list) {
-            std::fill(seen.begin() + t.own, seen.begin() + t.at + t.rows, true);
-            std::fill(seen.begin() + t.prefix, seen.begin() + t.prefix + t.shared, true);
-        }
-        for (size_t i = 0; i < values.size(); i++)
-            if (!seen[i / a.row()]) values[i] = floatX(NAN);
-        X cache(values), o(rows * a.out());
-        Both<Tile> tiles(list);
-        int count = (int)list.size();
-        PackedAttention{o.ref(), cache.ref(), tiles.ref(), count, cache_rows, a}.ref(nullptr);
-        PackedAttention forward = {o.device, cache.device, tiles.device, count, cache_rows, a};
-        forward.compute_with(true, nullptr);
-        o.compare(text("Hopper's packed attention NH %d HS %d", NH, HS), 2 * rounding);
-        double off = ways_differ(o.device, (size_t)rows * a.out(),
-                                 [&](bool hopper) { forward.compute_with(hopper, nullptr); });
-        check(off < too_much, text("packed batches beside sm_80's: differ by %.2g (relative rms)", off));
-    }
-}
-
 void test_hopper() {
     std::string file = "scripts/hopper_facts.json";
     MappedFile mapped(file);
@@ -201,6 +167,5 @@ void test_hopper() {
     hopper_registers(facts, file);
     if (sizeof(floatX) != 2 || !device_is_hopper()) return;
     in_several_orders(hopper_attention);
-    in_several_orders(hopper_packed_attention);
 }
 #endif

@@ -15,7 +15,6 @@ struct PackedSegments {
     const int* logit_rows;   // (outputs): rows whose logits are computed; a row may be listed more than once
     const Tile* tiles;
     int tile_count, outputs;
-    int cache_rows;          // rows of the buffer that holds queries, keys and values
 };
 static_assert(packed_ints == 3 + sizeof(Tile) / sizeof(int));
 
@@ -71,7 +70,6 @@ inline void load_packed(Model& model, InFlight& to, const PackedBatch& packed) {
     s.tiles = (const Tile*)(to.segment_arrays + all.size());
     s.tile_count = (int)packed.tiles.size();
     s.outputs = packed.outputs();
-    s.cache_rows = model.max_rows();
 
     size_t tile_bytes = packed.tiles.size() * sizeof(Tile);
     all.resize(all.size() + tile_bytes / sizeof(int));
@@ -84,29 +82,6 @@ inline void load_packed(Model& model, InFlight& to, const PackedBatch& packed) {
         copy_to_device(to.targets, packed.targets.data(), packed.targets.size() * sizeof(int), model.stream);
     }
     synchronize(model.stream);  // `all` and `packed` are not needed after this
-}
-
-// before the first packed batch: times which attention kernel is faster (fast/autotune.h), on random values
-inline void tune_packed(Model& model) {
-    PackedBatch packed;
-    std::vector<int> tokens(model.shape.T, 0);
-    for (int n = std::min(model.shape.T, model.max_rows()); n > 0; n /= 2)
-        if (packed.rows() + n <= model.max_rows()) packed.add_uncached(tokens.data(), n, 0);
-
-    InFlight& kept = model.in_flight[0];
-    load_packed(model, kept, packed);
-    const BlockActivations& a = kept.blocks[0];
-    long row = 3L * model.shape.C / model.grid.t;
-    std::vector<floatX> values((size_t)packed.rows() * row);
-    normals(values.data(), 0, purpose("packed tuning"), 0, (long)values.size(), 1);
-    copy_to_device(a.qkv, values.data(), values.size() * sizeof(floatX), model.stream);
-
-    AttentionShape heads = {1, packed.rows(), model.shape.NH / model.grid.t, model.shape.HS()};
-    const PackedSegments& s = *kept.packed;
-    TimingChoices here;
-    compute(PackedAttention{.o = a.o, .qkv = a.qkv, .tiles = s.tiles, .count = s.tile_count,
-                            .cache_rows = s.cache_rows, .a = heads}, model.stream);
-    synchronize(model.stream);  // `values` is not needed after this
 }
 
 // ---- forward ---------------------------------------------------------------------------------------------
@@ -133,7 +108,7 @@ inline void packed_attention(const BlockActivations& a, const PackedSegments& pa
 
     AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
     compute(PackedAttention{.o = a.o, .qkv = a.qkv, .tiles = packed.tiles, .count = packed.tile_count,
-                            .cache_rows = packed.cache_rows, .a = heads}, s);
+                            .a = heads}, s);
 }
 
 // the chunk's input, or in the first chunk the tokens -> kept.y

@@ -23,7 +23,7 @@ void test_segments() {
     auto attend = [&](const PackedBatch& pack) {
         std::vector<floatX> o(pack.rows() * a.out());
         int count = (int)pack.tiles.size();
-        PackedAttention{o.data(), cache.data(), pack.tiles.data(), count, 0, a}.ref(nullptr);
+        PackedAttention{o.data(), cache.data(), pack.tiles.data(), count, a}.ref(nullptr);
         return o;
     };
 
@@ -198,9 +198,10 @@ void test_scores() {
 }
 
 #if HAS_KERNELS
-// runs of one row and of more than a tile, with and without something before them, anywhere in the cache
+// runs of one row and of more than a tile, with and without something before them, anywhere in the cache,
+// whose other rows hold NaN
 void kernels_packed_attention() {
-    for (auto [NH, HS] : {std::pair{1, 1}, {3, 5}, {2, 64}, {1, 160}}) {
+    for (auto [NH, HS] : {std::pair{1, 1}, {3, 5}, {2, 64}, {1, 80}, {2, 96}, {1, 128}, {1, 160}}) {
         PackedBatch pack;
         std::vector<int> none(200, 0);
         pack.add_segment(none.data(), 1, 0, 7, 7);
@@ -209,16 +210,26 @@ void kernels_packed_attention() {
         pack.add_segment(none.data(), 130, 0, 300, 300);
         pack.add_segment(none.data(), 1, 129, 430, 300);
         pack.add_segment(none.data(), 5, 300, 140, 133, 200, 70);
+        pack.add_segment(none.data(), 3, 7, 460, 453, 300, 131);
+        pack.add_segment(none.data(), 2, 5, 495, 490, 0, 256);
         AttentionShape a = {1, pack.rows(), NH, HS};
-        X cache(random_values<floatX>(500 * a.row(), 1)), o(pack.rows() * a.out()),
-            rows(random_values<floatX>(9 * a.row(), 2));
+        std::vector<floatX> values = random_values<floatX>(500 * a.row(), 1);
+        std::vector<bool> seen(500, false);
+        for (auto& t : pack.tiles) {
+            std::fill(seen.begin() + t.own, seen.begin() + t.at + t.rows, true);
+            std::fill(seen.begin() + t.prefix, seen.begin() + t.prefix + t.shared, true);
+        }
+        for (size_t i = 0; i < values.size(); i++)
+            if (!seen[i / a.row()]) values[i] = floatX(NAN);
+        X cache(values), o(pack.rows() * a.out()), rows(random_values<floatX>(9 * a.row(), 2)),
+            stored(random_values<floatX>(500 * a.row(), 3));
         Both<Tile> tiles(pack.tiles);
         Both<int> places(std::vector<int>{3, 499, 0, 20, 21, 22, 9, 8, 7});
         std::string size = text(" NH %d HS %d", NH, HS);
-        both_ways([&] { return StoreCacheRows{cache, rows, places, 9, (int)a.row()}; });
-        cache.compare("rows in the cache" + size, 0);
+        both_ways([&] { return StoreCacheRows{stored, rows, places, 9, (int)a.row()}; });
+        stored.compare("rows in the cache" + size, 0);
         int count = (int)pack.tiles.size();
-        both_ways([&] { return PackedAttention{o, cache, tiles, count, 500, a}; });
+        both_ways([&] { return PackedAttention{o, cache, tiles, count, a}; });
         o.compare("segment attention" + size, 2 * rounding);
     }
 }

@@ -133,8 +133,7 @@ static void build(Trainer& trainer, Run& run, Schedules schedules, const StagePl
 
     // what is chosen by timing (autotune.h): from the checkpoint or --tuning, else timed below, in tune()
     if (HAS_KERNELS) open_autotuner(o, run.state);
-    if (HAS_KERNELS && model.setup.packs) tune_packed(model);
-    if (!training) return share_choices(run.grid.world);
+    if (!training) return;
 
     prepare_training(run, trainer);
     if (!HAS_KERNELS) return;
