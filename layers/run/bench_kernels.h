@@ -1,6 +1,7 @@
 // bench_kernels.h   benchmarks of each kernel alone: GB/s against a device copy, or TFLOP/s
 #pragma once
 #include "bench.h"
+#include "../fast/packed_attention.cuh"
 #include "../test_kernels.h"
 
 #if HAS_KERNELS
@@ -168,6 +169,16 @@ private:
         });
         measure("attention backward, " + size, 0, 5 * flops, [&] {
             FlashBackward{dqkv, flash, dout, out, lse, qkv, shape}.compute_with(false, nullptr);
+        });
+
+        std::vector<Tile> segments;  // as many as sequences
+        for (int own = 0; own < rows; own += shape.T)
+            for (int t = 0; t < shape.T; t += segment_rows)
+                segments.push_back({own + t, std::min(segment_rows, shape.T - t), own + t, own, 0, 0});
+        const Tile* tiles = put(segments);
+        measure("attention of packed batches, " + size, 0, 2 * flops, [&] {
+            PackedAttention{out, qkv, tiles, (int)segments.size(), {1, (int)rows, shape.NH, shape.HS}}.gpu(
+                nullptr);
         });
         if (!device_is_hopper() || !gpu::has_hopper_kernels(shape.HS) || is_watched) return;  // unknown there
         measure("attention of sm_90a, " + size, 0, 2 * flops, [&] {
