@@ -155,6 +155,20 @@ void test_loader() {
     refuses("its header wants", [&] { write_file(index, idx(8, 3, 6).substr(0, 50)); TokenFile f(path); });
     refuses("is no Megatron-LM index", [&] { write_file(index, "nonsense, but long enough");
                                             TokenFile f(path); });
+
+    // an index that is read in several parts
+    constexpr long many = 70000;
+    std::string sizes, pointers, start = magic + bytes((uint64_t)1, (uint8_t)8, (uint64_t)many, (uint64_t)0);
+    for (long i = 0; i < many; i++) {
+        sizes += bytes(1);
+        pointers += bytes(2 * i);
+    }
+    write_file(path, std::string(2 * many, 0));
+    write_file(index, start + sizes + pointers);
+    check(TokenFile(path).count == many, "an index of 70,000 sequences");
+    pointers[8 * 69999]++;
+    write_file(index, start + sizes + pointers);
+    refuses("sequence 69999 has size 1 and pointer 139999", [&] { TokenFile f(path); });
     fs::remove(index);
 }
 

@@ -1,6 +1,5 @@
 // other_tokens.h   token files of llm.c and Megatron-LM, read without conversion. They have no checksums
 #pragma once
-#include "../../layers/base/whole_file.h"
 #include "../tokens.h"
 
 // llm.c: 256 int32 (magic, version, count), then uint16 (GPT-2, version 1) or uint32 (Llama 3, version 7)
@@ -19,8 +18,10 @@ inline void open_llmc(TokenFile& f, uint32_t magic) {
 // int32 sizes[sequences], int64 pointers[sequences] (bytes into .bin), int64 document bounds[documents];
 // .bin = the tokens of all sequences, one after the other
 inline void open_megatron(TokenFile& f, const std::string& index_path) {
-    WholeFile index(index_path);
-    if (index.size < 9 || memcmp(index.data, "MMIDIDX\0\0", 9) != 0)
+    InputFile index(index_path);
+    char magic[9] = {};
+    if (index.size >= sizeof magic) index.read(magic, 0, sizeof magic, "a header");
+    if (memcmp(magic, "MMIDIDX\0\0", sizeof magic) != 0)
         fail("%s: is no Megatron-LM index: wants \"MMIDIDX\" at offset 0", index_path.c_str());
 
     uint64_t version = index.read<uint64_t>(9, "version"),
@@ -39,13 +40,19 @@ inline void open_megatron(TokenFile& f, const std::string& index_path) {
         fail("%s: has %zu bytes, its header wants 34 + 12 * %zu + 8 * %zu", index_path.c_str(),
              index.size, (size_t)sequences, (size_t)documents);
 
-    for (uint64_t i = 0; i < sequences; i++) {
-        int32_t size = index.read<int32_t>(34 + 4 * i, "a size");
-        int64_t pointer = index.read<int64_t>(34 + 4 * sequences + 8 * i, "a pointer");
-        if (size < 0 || pointer != (int64_t)(f.count * f.width))
-            fail("%s: sequence %zu has size %d and pointer %lld, wants pointer %zu", index_path.c_str(),
-                 (size_t)i, size, (long long)pointer, (size_t)f.count * f.width);
-        f.count += size;
+    // in parts: of hundreds of millions of sequences an index has gigabytes
+    std::vector<int32_t> sizes(1 << 16);
+    std::vector<int64_t> pointers(sizes.size());
+    for (uint64_t first = 0; first < sequences; first += sizes.size()) {
+        size_t n = std::min<uint64_t>(sizes.size(), sequences - first);
+        index.read(sizes.data(), 34 + 4 * first, 4 * n, "sizes");
+        index.read(pointers.data(), 34 + 4 * sequences + 8 * first, 8 * n, "pointers");
+        for (size_t i = 0; i < n; i++) {
+            if (sizes[i] < 0 || pointers[i] != (int64_t)(f.count * f.width))
+                fail("%s: sequence %zu has size %d and pointer %lld, wants pointer %zu", index_path.c_str(),
+                     (size_t)first + i, sizes[i], (long long)pointers[i], (size_t)f.count * f.width);
+            f.count += sizes[i];
+        }
     }
 
     if (f.file.size != f.count * f.width)
