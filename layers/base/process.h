@@ -4,6 +4,7 @@
 #include <omp.h>
 #include <unistd.h>
 #include <cstdlib>
+#include <exception>
 #include <string>
 
 // OpenMP's threads spin while they wait: on a machine with other work, or with several ranks, they keep the
@@ -27,4 +28,20 @@ inline void keep_freed_memory() {
     mallopt(M_MMAP_MAX, 0);
     mallopt(M_TRIM_THRESHOLD, -1);
 #endif
+}
+
+// call(i) for i < n, by OpenMP's threads; an exception of one of them ends it
+template <class Call>
+void in_parallel(long n, Call call) {
+    std::exception_ptr error;
+    #pragma omp parallel for schedule(dynamic)
+    for (long i = 0; i < n; i++) {
+        try {
+            call(i);
+        } catch (...) {
+            #pragma omp critical
+            error = std::current_exception();
+        }
+    }
+    if (error) std::rethrow_exception(error);
 }

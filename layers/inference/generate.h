@@ -44,8 +44,9 @@ inline int sample_token(const std::vector<real>& logits, const Sampling& how, do
     };
 
     double sum = 0, kept = 0, below = 0;
+    bool is_whole = n == logits.size();  // then in any order
     for (size_t i = 0; i < n; i++)
-        sum += std::exp((double)(logits[order[i]] - logits[order[0]]) / how.temperature);
+        sum += std::exp((double)(logits[is_whole ? i : order[i]] - logits[order[0]]) / how.temperature);
 
     size_t last = n;
     if (how.top_p < 1)
@@ -149,15 +150,18 @@ inline std::vector<int> next_tokens(Model& model, const std::vector<Text*>& text
 
     std::vector<std::vector<real>> logits = packed_logits(model, packed);
     std::vector<int64_t> drawn(asked.size(), 0);
-    std::vector<Likelihood> noted;
-    for (size_t i = 0; i < asked.size(); i++) {
-        int top = likelihoods ? asked[i]->logprobs : -1;
+    std::vector<Likelihood> of_each(asked.size()), noted;
+    auto top_of = [&](size_t i) { return likelihoods ? std::min(asked[i]->logprobs, model.shape.V) : -1; };
+    in_parallel((long)logits.size(), [&](long i) {
         std::vector<real> raw;
-        if (top >= 0 && !logits.empty()) raw = logits[i];  // repetition changes them
-        if (!logits.empty()) drawn[i] = draw_token(*asked[i], logits[i]);
-        if (!raw.empty()) noted.push_back(likelihood_of(raw, (int)drawn[i], top));
-        else if (top >= 0)
-            noted.push_back({0, std::vector<std::pair<int, double>>(std::min(top, model.shape.V))});
+        if (top_of(i) >= 0) raw = logits[i];  // repetition changes them
+        drawn[i] = draw_token(*asked[i], logits[i]);
+        if (top_of(i) >= 0) of_each[i] = likelihood_of(raw, (int)drawn[i], top_of(i));
+    });
+    for (size_t i = 0; i < asked.size(); i++) {
+        if (top_of(i) < 0) continue;
+        if (logits.empty()) of_each[i].top.resize(top_of(i));
+        noted.push_back(of_each[i]);
     }
 
     share_likelihoods(model.grid, noted);

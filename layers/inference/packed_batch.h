@@ -2,8 +2,7 @@
 //   Forward only, over the layers of layers/model, with attention over segments; in generation the buffer qkv
 //   is the KV cache (queries are stored there too, but not read again).
 #pragma once
-#include "../base/random.h"
-#include "../fast/autotune.h"
+#include "../base/process.h"
 #include "../fast/packed_attention.cuh"
 #include "../fast/turns.h"
 #include "../model/pipeline.h"
@@ -178,9 +177,12 @@ inline std::vector<std::vector<real>> packed_logits(Model& model, const PackedBa
 
     std::vector<floatX> all((size_t)K * model.shape.Vp);
     copy_to_host(all.data(), model.gathered_logits, all.size() * sizeof(floatX), model.stream);
-    for (int k = 0; k < K; k++) {
-        out.emplace_back(V);
-        for (int v = 0; v < V; v++) out[k][v] = real(all[((size_t)(v / Vp_r) * K + k) * Vp_r + v % Vp_r]);
-    }
+    out.resize(K);
+    in_parallel(K, [&](long k) {
+        for (int first = 0; first < V; first += Vp_r) {  // of a tensor-parallel rank
+            const floatX* own = &all[((size_t)(first / Vp_r) * K + k) * Vp_r];
+            out[k].insert(out[k].end(), own, own + std::min(Vp_r, V - first));
+        }
+    });
     return out;
 }

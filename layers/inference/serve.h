@@ -174,8 +174,10 @@ inline std::vector<ServedText> parse_request(const Json& json, int64_t id, const
 
 // likelihoods of the prompt's tokens from the second on; fills the cache at `place` with its keys and values
 inline std::vector<Likelihood> score_prompt(Model& model, int place, Text& text) {
-    int n = (int)text.tokens.size(), base = place * model.shape.T, most = model.max_outputs();
-    std::vector<Likelihood> out;
+    int n = (int)text.tokens.size(), base = place * model.shape.T;
+    int most = std::min(model.max_outputs(), model.max_rows());
+    std::vector<std::pair<int, double>> top(std::min(text.logprobs, model.shape.V));
+    std::vector<Likelihood> out(n - 1, {0, top});
     for (int first = 0; first < n; first += most) {
         PackedBatch packed;
         int rows = std::min(most, n - first);
@@ -187,10 +189,9 @@ inline std::vector<Likelihood> score_prompt(Model& model, int place, Text& text)
         }
 
         std::vector<std::vector<real>> logits = packed_logits(model, packed);
-        for (int i = 0; i < rows && first + i + 1 < n; i++) {
-            if (logits.empty()) out.push_back({0, std::vector<std::pair<int, double>>(text.logprobs)});
-            else out.push_back(likelihood_of(logits[i], text.tokens[(size_t)(first + i + 1)], text.logprobs));
-        }
+        in_parallel(std::min((long)logits.size(), n - 1L - first), [&](long i) {
+            out[first + i] = likelihood_of(logits[i], text.tokens[(size_t)(first + i + 1)], text.logprobs);
+        });
     }
 
     text.done = n - 1;  // the last row is computed again when the first token is drawn

@@ -61,6 +61,7 @@ struct Optimizer {
     Allocation memory = {};           // see run/allocate.h
     long elements;  // in each of low_bits, m and v
     int owner;      // this rank's index among those that shard the state
+    int tensors;
     std::vector<Slice> slices;
     // on the device: flags per 128 elements; slices; sums: of squares, per bucket, then of losses;
     // sum_parts: partial sums of squares
@@ -75,7 +76,7 @@ struct Optimizer {
     unsigned long long written = 0;  // the last update's checksum of the state, as it was written
     bool has_written = false;        // since the state was last cleared or loaded
     // checksums for --check-every: parameters at the start of the step and before the update, gradients of
-    // the first and of the second computation
+    // the first and of the second computation; then two a tensor (replicas.h)
     unsigned long long* bit_sums;
     static constexpr int bit_sum_count = 4;
 
@@ -84,6 +85,7 @@ struct Optimizer {
           low_bytes(model.setup.precision.master() && model.setup.master_weights ? sizeof(uint16_t) : 0),
           elements(model.table.elements / model.table.layout.optimizer_shards),
           owner(model.table.layout.optimizer_shards > 1 ? model.grid.data : 0),
+          tensors((int)model.table.list.size()),
           slices(owned_slices(model.table, owner)) {}
     Optimizer(const Optimizer&) = delete;
     ~Optimizer() {

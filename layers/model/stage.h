@@ -46,7 +46,7 @@ struct Model {
     std::vector<Buffer> inputs, dx_buffers;
     BlockActivations shared;        // with recomputation or --fp8: what all layers share
     LmHeadActivations lm_head;      // on the last stage
-    floatX* gathered_logits;        // over the whole vocabulary: (B, Vp) with a KV cache, else (Vp)
+    floatX* gathered_logits;        // over the whole vocabulary: (outputs, Vp) with a KV cache, else (Vp)
     Scratch scratch;
 
     std::vector<Allocation> memory;  // see run/allocate.h

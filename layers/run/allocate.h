@@ -142,7 +142,8 @@ inline void place_activations(Arena& arena, Model& model) {
     long size = row_capacity(model) * model.shape.C;
     for (auto* buffers : {&model.inputs, &model.dx_buffers})
         for (Buffer& buffer : *buffers) buffer.x = arena.take_x(size);
-    model.gathered_logits = arena.take_x((size_t)(setup.inference_cache ? setup.B : 1) * model.shape.Vp);
+    int gathered = setup.inference_cache ? model.max_outputs() : 1;
+    model.gathered_logits = arena.take_x((size_t)gathered * model.shape.Vp);
     if (model.grid.is_last_stage()) place(arena, model.lm_head, model);
 }
 
@@ -304,7 +305,7 @@ inline void place(Arena& arena, Optimizer& o, int bucket_ids) {
     o.hyper = arena.take<HyperParameters>(1);
     o.decision = arena.take<UpdateDecision>(1);
     o.state_check = arena.take<StateCheck>(1);
-    o.bit_sums = arena.take<unsigned long long>(Optimizer::bit_sum_count);
+    o.bit_sums = arena.take<unsigned long long>(Optimizer::bit_sum_count + 2 * o.tensors);
 }
 
 inline void measure_memory(Optimizer& o, const Model& model) {

@@ -391,6 +391,16 @@ struct Checkpoint {
         return true;
     }
 
+    // values [from, from + n) of a piece, which are Stored
+    template <class Stored>
+    static void copy_values(real* out, const char* data, long from, long n) {
+        for (long i = 0; i < n; i++) {
+            Stored value;
+            memcpy(&value, data + (from + i) * sizeof value, sizeof value);
+            out[i] = (real)value;
+        }
+    }
+
     // copies the requested values of one piece; returns how many
     long place(real* out, const Parameter& p, const Piece& piece, long first, long last) const {
         std::vector<char> data;  // read on first use
@@ -398,14 +408,8 @@ struct Checkpoint {
 
         for_each_common_run(p, piece, first, last, [&](long from, long to, long n) {
             if (data.empty()) read_piece(data, p.name, piece);
-            for (long i = 0; i < n; i++) {
-                const char* at = data.data() + (from + i) * (piece.wide ? 8 : 4);
-                double wide;
-                float narrow;
-                memcpy(&wide, at, piece.wide ? 8 : 4);
-                memcpy(&narrow, at, 4);
-                out[to + i] = piece.wide ? (real)wide : (real)narrow;
-            }
+            if (piece.wide) copy_values<double>(out + to, data.data(), from, n);
+            else copy_values<float>(out + to, data.data(), from, n);
             copied += n;
         });
         return copied;
