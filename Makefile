@@ -353,7 +353,6 @@ check-kernels:
 record-kernels:
 	python3 scripts/kernel_report.py $(or $(NVCC),nvcc) --record
 check:
-	bash scripts/install.sh --with-check
 	python3 scripts/check.py
 	python3 scripts/check_headers.py
 clean:

@@ -88,6 +88,12 @@ struct Loader {
 
     int file_vocabulary() const { return files.empty() ? 0 : files[0].vocabulary; }
 
+    // read_at(index) follows
+    void expect(uint64_t index) const {
+        size_t f = file_of(index);
+        files[f].expect((index - first_samples[f]) * T, T + 1);
+    }
+
     // a token whose loss does not count is returned as -1 - token
     void read_at(int* out, uint64_t index) {
         size_t f = file_of(index);

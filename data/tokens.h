@@ -107,6 +107,12 @@ struct TokenFile {
         return chunk.data() + (from - first);
     }
 
+    // read(out, from, n, V) follows
+    void expect(uint64_t from, uint64_t n) const {
+        size_t unit = checksums ? token_chunk_bytes : 1, first = from * width / unit * unit;
+        file.will_read(begin + first, ((from + n) * width - first + unit - 1) / unit * unit);
+    }
+
     // tokens [from, from + n) -> out; each must be below V
     void read(int* out, uint64_t from, uint64_t n, int V) {
         if (from > count || n > count - from)

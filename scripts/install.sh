@@ -86,7 +86,7 @@ python_library() {  # python_library IMPORT PACKAGE…: from PyPI, into the pyth
     python3 -m pip install -q --root-user-action=ignore "$@" 2>/dev/null ||
         python3 -m pip install -q --user --break-system-packages "$@"
 }
-if [ $with_check = yes ]; then python_library tree_sitter_cuda tree-sitter tree-sitter-cuda; fi
+if [ $with_check = yes ]; then python_library tree_sitter,tree_sitter_cuda tree-sitter tree-sitter-cuda; fi
 if [ $with_tour = yes ]; then
     python_library pygments pygments
     python_library latex2mathml latex2mathml

@@ -403,7 +403,9 @@ class Launcher:
             except OSError as e:
                 if e.errno != errno.EWOULDBLOCK:
                     return  # a file system without locks
-                if time.time() >= until or self.stopping:
+                if self.stopping:
+                    self.leave(1, True)
+                if time.time() >= until:
                     stop(f"{self.folder}: another launcher works on this run ({self.locked.read().strip()})")
             self.sleep(5)
         self.locked.truncate(0)

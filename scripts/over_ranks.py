@@ -75,7 +75,7 @@ def output_of(command, seconds=600, **more):
 
 def take_counts(done, what):
     """The checks of a program that ends with `N passed, N failed` are counted here."""
-    counts = re.search(r"^(\d+) passed, (\d+) failed$", "".join(done.stdout.splitlines()[-1:]))
+    counts = re.search(r"(\d+) passed, (\d+) failed$", "".join(done.stdout.splitlines()[-1:]))
     check(counts and done.returncode == 0, f"{what}: {done.stdout[-900:]} {(done.stderr or '')[-700:]}")
     if counts:
         count(int(counts[1]), int(counts[2]))

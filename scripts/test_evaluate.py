@@ -226,6 +226,7 @@ for ranks, options in (
     (2, {"pipeline-parallel": 2}),
     (3, {"batch": 2}),
     (2, {"pipeline-parallel": 2, "pipeline-chunks": 2, "batch": 3}),
+    (8, {"tensor-parallel": 2, "pipeline-parallel": 2}),
     (8, {"tensor-parallel": 2, "pipeline-parallel": 4}),
 ):
     other = run(ranks, [*speak, *words(options)])

@@ -51,6 +51,11 @@ struct InputFile {
         }
     }
 
+    // these bytes will be read soon: where storage is slow, they come meanwhile
+    void will_read(size_t offset, size_t n) const {
+        posix_fadvise(fd, (off_t)offset, (off_t)n, POSIX_FADV_WILLNEED);
+    }
+
     template <class T>
     T read(size_t offset, const char* what) const {
         T value;

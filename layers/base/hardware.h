@@ -71,6 +71,9 @@ inline const cudaDeviceProp& device_properties() {
     }();
     return properties;
 }
+
+// bytes of shared memory that all blocks of a multiprocessor have
+inline size_t shared_of_multiprocessor() { return device_properties().sharedMemPerMultiprocessor; }
 #endif
 
 // the name of this rank's device

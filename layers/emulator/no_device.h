@@ -49,4 +49,3 @@ struct TimedEvent {
 };
 
 constexpr bool host_is_device = true;
-inline size_t largest_shared() { return 227 << 10; }  // an H100's

@@ -450,3 +450,4 @@ void allow_shared(Kernel kernel, size_t bytes) {
 }
 
 inline size_t largest_shared() { return emulated::largest_shared; }
+inline size_t shared_of_multiprocessor() { return emulated::largest_shared + 1024; }  // as on all GPUs

@@ -14,6 +14,7 @@
 //   FlashForward::gpu and FlashBackward::gpu, which call those or flash_forward and flash_backward below
 #pragma once
 #include "../attention.cuh"
+#include "../base/hardware.h"
 #include "mma.h"
 #include "turns.h"
 
@@ -438,9 +439,12 @@ void flash_backward_tiles(bf16* dqkv, const FlashScratch& scratch, const bf16* d
 template <int HS>
 void flash_backward(bf16* dqkv, const FlashScratch& scratch, const bf16* dout, const bf16* qkv,
                     AttentionShape a, Stream s) {
+    // 64 queries at a time where a block has room for them, but 32 where that leaves room for a second block
     constexpr size_t own = 2048;  // bytes of shared memory beside the tiles
-    if constexpr (HS >= 128)
-        if (HS > 128 || backward_bytes<HS, 64, 64> + own > largest_shared())
+    constexpr size_t large = backward_bytes<HS, 64, 64> + own, small = backward_bytes<HS, 32, 64> + own;
+    size_t all = shared_of_multiprocessor();
+    if constexpr (HS >= 96)
+        if (HS > 128 || large > largest_shared() || (2 * large > all && 2 * small <= all))
             return flash_backward_tiles<HS, 32>(dqkv, scratch, dout, qkv, a, s);
     if constexpr (HS <= 128) flash_backward_tiles<HS, 64>(dqkv, scratch, dout, qkv, a, s);
 }

@@ -5,7 +5,6 @@
 #include "../base/file_writer.h"
 #include "../base/hardware.h"
 #include "flash_dispatch.cuh"
-#include "flash_dispatch.cuh"
 #include "../test_kernels.h"
 
 #if HAS_KERNELS

@@ -155,10 +155,16 @@ inline StepSamples read_samples(Blend& blend, const Model& model, int token_buff
     for (auto& choice : out.chosen) out.counted[choice.set] += blend.sets[choice.set].counted(choice.index);
     if (!model.loads_tokens()) return out;
 
+    auto chosen = [&](int micro_batch, int b) { return out.chosen[sample_index(model, micro_batch, b)]; };
+    for (int i = 0; i < micro_batches * B; i++) {
+        SetChoice choice = chosen(i / B, i % B);
+        blend.sets[choice.set].expect(choice.index);
+    }
+
     std::vector<int> tokens((size_t)B * (T + 1));  // of one micro-batch
     for (int micro_batch = 0; micro_batch < micro_batches; micro_batch++) {
         for (int b = 0; b < B; b++) {
-            const SetChoice& choice = out.chosen[sample_index(model, micro_batch, b)];
+            SetChoice choice = chosen(micro_batch, b);
             blend.sets[choice.set].read_at(&tokens[(size_t)b * (T + 1)], choice.index);
         }
         put_tokens_on_host(model, token_buffer, tokens, {B, T}, micro_batch);

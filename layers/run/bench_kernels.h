@@ -171,14 +171,14 @@ private:
             FlashBackward{dqkv, flash, dout, out, lse, qkv, shape}.compute_with(false, nullptr);
         });
 
-        std::vector<Tile> segments;  // as many as sequences
+        std::vector<Tile> list;  // of as many segments as sequences
         for (int own = 0; own < rows; own += shape.T)
             for (int t = 0; t < shape.T; t += segment_rows)
-                segments.push_back({own + t, std::min(segment_rows, shape.T - t), own + t, own, 0, 0});
-        const Tile* tiles = put(segments);
+                list.push_back({own + t, std::min(segment_rows, shape.T - t), own + t, own, 0, 0});
+        const Tile* tiles = put(list);
         measure("attention of packed batches, " + size, 0, 2 * flops, [&] {
-            PackedAttention{out, qkv, tiles, (int)segments.size(), {1, (int)rows, shape.NH, shape.HS}}.gpu(
-                nullptr);
+            AttentionShape all = {1, (int)rows, shape.NH, shape.HS};
+            PackedAttention{out, qkv, tiles, (int)list.size(), all}.gpu(nullptr);
         });
         if (!device_is_hopper() || !gpu::has_hopper_kernels(shape.HS) || is_watched) return;  // unknown there
         measure("attention of sm_90a, " + size, 0, 2 * flops, [&] {
