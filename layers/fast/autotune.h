@@ -1,8 +1,14 @@
 // autotune.h   what is timed once and then remembered: cuBLASLt's algorithms, and the faster of two methods
 //   Choices are timed while a TimingChoices exists: at a run's start, in tune(). They belong to the run: all
 //   its ranks on the same kind of machine use the same ones (share_choices, setup.h), and checkpoints store
-//   them: a run resumed on such a machine computes exactly the same. Other shapes, such as the GEMMs of packed
-//   batches, are neither timed nor shared: each rank takes its file's choice or, if it has none, the default.
+//   them: a run resumed on such a machine computes exactly the same. Other shapes, such as the GEMMs of
+//   packed batches, are neither timed nor shared: each rank takes its file's choice or, if it has none, the
+//   default.
+//   Choices are also cached in a file for later runs on the same kind of machine:
+//     train_gpt choices 1 | GPU, versions of its driver and of cuBLASLt
+//     KEY = NUMBER MICROSECONDS          one per line
+//   A file of another machine or version is ignored, and so is everything from the first damaged line on.
+//   save() adds to the valid entries, and never changes them.
 #pragma once
 #include <math.h>
 #include <map>
