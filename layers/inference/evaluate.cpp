@@ -99,7 +99,6 @@ public:
 
 std::vector<Score> score_file(Model& model, const ScoreBatches& plan) {
     const Grid& grid = model.grid;
-    int shares = model.tp.sequence_parallel ? grid.t : 1;  // ranks that share a batch's rows
     std::vector<Score> scores(plan.file.requests.size());
     size_t round = (size_t)model.setup.micro_batches * grid.d;
     Progress progress("batches of continuations", plan.batches.size());
@@ -114,7 +113,7 @@ std::vector<Score> score_file(Model& model, const ScoreBatches& plan) {
         MicroBatches all;
         for (int i = 0; i < mine; i++) all.sizes.push_back({1, batch_of(i).rows});
         all.load = [&](MicroBatch& mb) {
-            load_packed(model, mb.kept, plan.pack_batch(batch_of(mb.index), shares));
+            load_packed(model, mb.kept, plan.pack_batch(batch_of(mb.index)));
         };
         all.forward = [&](MicroBatch& mb) { packed_forward(model, mb); };
 
@@ -136,8 +135,7 @@ NamedValues evaluate_tasks(const Run& run, Model& model, InferenceJobs& jobs) {
     double start = seconds(), rows = 0;
     jobs.results.clear();
     for (auto& file : jobs.tasks) {
-        ScoreBatches plan(file, model.shape.T, model.max_rows(), model.max_outputs(),
-                       model.tp.sequence_parallel ? model.grid.t : 1);
+        ScoreBatches plan(file, model.shape.T, model.max_rows(), model.max_outputs(), rows_unit(model));
         jobs.results.push_back(task_result(file, score_file(model, plan), plan.truncated));
         rows += (double)plan.rows;
     }

@@ -45,9 +45,9 @@ struct PackedBatch {
         return add_segment(given, n, position, rows(), rows(), prefix, shared);
     }
 
-    // adds padding rows, so that `ranks` ranks can share the rows equally
-    void pad_rows(int ranks) {
-        std::vector<int> blank((ranks - rows() % ranks) % ranks, 0);
+    // adds rows of padding, up to a multiple of `unit`
+    void pad_rows(int unit) {
+        std::vector<int> blank((unit - rows() % unit) % unit, 0);
         if (!blank.empty()) add_uncached(blank.data(), (int)blank.size(), 0);
     }
 };

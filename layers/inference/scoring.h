@@ -2,9 +2,10 @@
 //   As in lm-evaluation-harness: the last T + 1 tokens of context and continuation count, the very last one
 //   only as a target; a continuation's log-likelihood is the sum over its tokens.
 //   A context is computed once for all its continuations, whose rows attend to it (packed_attention.cuh).
-//   There is no padding, except for up to t - 1 rows at the end of a batch whose rows t ranks share.
+//   There is no padding, except for a few rows at the end of a batch (rows_unit).
 //   Documents are put into batches in order, and batches are dealt to the replicas.
 #pragma once
+#include <numeric>
 #include "../../comm/mpi/sum_over.h"
 #include "../../data/tasks/evaluation.h"
 #include "packed_batch.h"
@@ -46,16 +47,24 @@ inline void leave_out_long(EvalFile& file, int T, bool strict) {
              "%lld): take a model with a longer --sequence", file.path.c_str(), T, (long long)longest);
 }
 
+// Batches have multiples of this many rows: so that the ranks that share them have as many each; and, on a
+// GPU, of up to 128, as cuBLASLt is asked for an algorithm for each number of rows that is new
+inline int rows_unit(const Model& model) {
+    int shares = model.tp.sequence_parallel ? model.grid.t : 1;
+    return std::lcm(shares, host_is_device ? 1 : std::gcd(model.shape.T, 128));
+}
+
 struct ScoreBatches {
     const EvalFile& file;
+    int unit;
     std::vector<ScoreBatch> batches;
     long truncated = 0;  // documents whose context was cut
     long rows = 0;       // of all batches
 
-    // T: the model's positions; most_rows, most_outputs: limits of a batch; ranks: how many share its rows.
-    // Without `share`, each continuation has a context of its own.
-    ScoreBatches(const EvalFile& file, int T, int most_rows, int most_outputs, int ranks, bool share = true)
-        : file(file) {
+    // T: the model's positions; most_rows, most_outputs: limits of a batch; unit: rows_unit(). Without
+    // `share`, each continuation has a context of its own
+    ScoreBatches(const EvalFile& file, int T, int most_rows, int most_outputs, int unit, bool share = true)
+        : file(file), unit(unit) {
         for (size_t d = 0; d < file.documents.size(); d++) {
             const EvalDocument& document = file.documents[d];
             // (context, its length, tokens cut from it) -> its continuations
@@ -73,7 +82,7 @@ struct ScoreBatches {
         }
 
         for (auto& b : batches) {
-            b.rows = (b.rows + ranks - 1) / ranks * ranks;
+            b.rows = (b.rows + unit - 1) / unit * unit;
             rows += b.rows;
         }
     }
@@ -101,7 +110,7 @@ struct ScoreBatches {
         }
     }
 
-    PackedBatch pack_batch(const ScoreBatch& b, int ranks) const {
+    PackedBatch pack_batch(const ScoreBatch& b) const {
         PackedBatch out;
         for (auto& item : b.items) {
             const EvalRequest& first = file.requests[item.requests[0]];
@@ -118,7 +127,7 @@ struct ScoreBatches {
                 }
             }
         }
-        out.pad_rows(ranks);
+        out.pad_rows(unit);
         return out;
     }
 };
