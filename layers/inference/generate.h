@@ -6,6 +6,7 @@
 //   random numbers depend on the text's seed and on how many tokens were drawn before, not on neighbours or
 //   layout.
 #pragma once
+#include <numeric>
 #include <set>
 #include "../../comm/mpi/sum_over.h"
 #include "../../data/tokenizer.h"
@@ -21,11 +22,11 @@ inline void check_logits(const std::vector<real>& logits) {
 
 // logits (V); u uniform in [0, 1)
 inline int sample_token(const std::vector<real>& logits, const Sampling& how, double u) {
-    std::vector<int> order(logits.size());
-    for (size_t i = 0; i < order.size(); i++) order[i] = (int)i;
-    auto likelier = [&](int a, int b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
     check_logits(logits);
-    if (how.temperature == 0) return *std::min_element(order.begin(), order.end(), likelier);
+    if (how.temperature == 0) return (int)(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    std::vector<int> order(logits.size());
+    std::iota(order.begin(), order.end(), 0);
+    auto likelier = [&](int a, int b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
 
     size_t n = how.top_k > 0 ? std::min((size_t)how.top_k, order.size()) : order.size();
     // the likeliest tokens are sorted only as far as needed: usually a few are enough
@@ -76,7 +77,7 @@ struct Likelihood {
 inline Likelihood likelihood_of(const std::vector<real>& logits, int token, int top) {
     check_logits(logits);
     std::vector<int> order(logits.size());
-    for (size_t i = 0; i < order.size(); i++) order[i] = (int)i;
+    std::iota(order.begin(), order.end(), 0);
     top = std::min(top, (int)order.size());
     std::partial_sort(order.begin(), order.begin() + top, order.end(), [&](int a, int b) {
         return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
