@@ -190,7 +190,10 @@ __global__ void packed_attention_kernel(floatX* o, const floatX* qkv, const Tile
             int j = base + lane, n = seen - base < 32 ? seen - base : 32;
             long key = (long)(j < t.shared ? t.prefix + j : t.own + j - t.shared) * width;
             real score = 0;
-            for (int c = 0; c < HS && lane < n; c++) score += q[c] * real(k[key + c]);
+            for (int c = 0; c < HS && lane < n; c += vec_size) {  // 16 bytes of the lane's key
+                Vec<floatX> ks = load_row(k + key, c, HS);
+                for (int j = 0; j < vec_size && c + j < HS; j++) score += q[c + j] * real(ks.at[j]);
+            }
 
             real first = __shfl_sync(all_lanes, score, 0), most = warp_max(lane < n ? score : first);
             if (base == 0 || most > largest) {
