@@ -111,6 +111,7 @@ struct TokenFile {
     void expect(uint64_t from, uint64_t n) const {
         size_t unit = checksums ? token_chunk_bytes : 1, first = from * width / unit * unit;
         file.will_read(begin + first, ((from + n) * width - first + unit - 1) / unit * unit);
+        if (checksums) file.will_read(checksums + 8 * (first / unit), 16);
     }
 
     // tokens [from, from + n) -> out; each must be below V

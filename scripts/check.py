@@ -223,7 +223,7 @@ def check_operations(texts):
     """An operation with a kernel that no check compares with its ref."""
     checks = "".join(text for name, text in texts.items() if is_check(name))
     for name, text in texts.items():
-        named = r"struct (\w+)[^;{\n]*{.*\n(?:(?!^}).*\n)*? +void gpu\(Stream"
+        named = r"struct (\w+)[^;{\n]*{(?!.*}).*\n(?:(?!^}).*\n)*? +void gpu\(Stream"
         for operation in re.findall(named, text, re.M):
             if name.startswith("layers/") and not re.search(rf"\b{operation}\b", checks):
                 complain(f"{name}: no check compares {operation}'s ref() and gpu()")

@@ -85,7 +85,7 @@ def planned_operations(m):
     return json.JSONDecoder().raw_decode(out)[0]["stages"][0]["operations"]
 
 
-def works_of(m, kernels, operations):
+def works_of(m, kernels, operations, gpu):
     C, NH, T, B, Vp = m.hidden, m.heads, m.sequence, m.micro_batches[0], VOCABULARY
     N, HS, rows = B * T, C // NH, B * T * C * 2
     warps = 1 if C <= 1024 else 4 if C <= 4096 else 16
@@ -94,7 +94,7 @@ def works_of(m, kernels, operations):
     M, BM = (2, 128) if HS == 64 else (1, 64)
     heads, tiles = B * NH, math.ceil(T / BM)
     forward = heads * sum(math.ceil(min((i + 1) * BM, T) / 64) for i in range(tiles))
-    back = 32 if HS > 128 else 64
+    back = 32 if HS > 128 or (HS >= 96 and gpu.shared < 200 << 10) else 64
     queries, keys = math.ceil(T / back), math.ceil(T / 64)
     backward = heads * sum(queries - k * 64 // back for k in range(keys))
     row, lanes = (HS + 8) * 2, 8 if HS <= 64 else 16 if HS <= 128 else 32
@@ -202,7 +202,7 @@ def step_table(kernels, model, gpu):
     gemms = flops / gpu.peak / GEMM_RATE
     rows, total = [[f"GEMMs, {flops * 1e-12:.1f} TFLOP", "", "", "tensor", f"{gemms * 1e3:.2f}"]], gemms
 
-    for work in works_of(m, kernels, operations):
+    for work in works_of(m, kernels, operations, gpu):
         if work.kernel not in kernels:
             sys.exit(f"kernel_report.py: no kernel {work.kernel} is compiled: correct works_of()")
         times = estimate(kernels[work.kernel], work, gpu)

@@ -542,7 +542,7 @@ def main(words):
         wanted, rest = int(rest[1]), rest[2:]
     if wanted > len(hosts):
         stop(f"--hosts {wanted}: {len(hosts)} are given")
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // each)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // each)))
     if not os.access(PROGRAM, os.X_OK):
         stop(f"no {PROGRAM}: run make there, and start from there")
     Launcher(how, hosts, each, wanted, Options(rest)).loop()

@@ -1,4 +1,5 @@
-// process.h   what a process asks of its host: its threads sleep while they wait, and it keeps its memory
+// process.h   what a process asks of its host: its threads sleep while they wait, and it keeps its memory;
+//   a loop over OpenMP's threads
 #pragma once
 #include <malloc.h>
 #include <omp.h>
@@ -34,7 +35,7 @@ inline void keep_freed_memory() {
 template <class Call>
 void in_parallel(long n, Call call) {
     std::exception_ptr error;
-    #pragma omp parallel for schedule(dynamic)
+    #pragma omp parallel for schedule(dynamic) if (n > 1)
     for (long i = 0; i < n; i++) {
         try {
             call(i);

@@ -13,7 +13,7 @@ inline double uniform(uint64_t seed, uint64_t what, uint64_t index) {
 template <class T>
 void normals(T* out, uint64_t seed, uint64_t what, uint64_t first, long n, double std) {
     if (n == 0) return;
-    #pragma omp parallel for if (n > 1 << 16)
+    #pragma omp parallel for if (n > 1 << 12)
     for (long block = (long)(first / 4); block <= (long)((first + n - 1) / 4); block++) {
         Philox r = philox(seed, what, block);
         for (int pair = 0; pair < 2; pair++) {

@@ -23,7 +23,7 @@ InferenceJobs open_jobs(const Options& o) {
     bool prints = comm::world_rank() == 0;
     if (!o.generate.empty() && o.resume.empty()) fail("--generate wants a trained model: give --resume DIR");
     if (!o.generate.empty() && !o.evaluate.empty()) fail("--generate and --evaluate: give one of them");
-    bool reads_file = o.prompts() && o.generate != standard_prompts;
+    bool reads_file = o.prompts() && !o.serves();
     if (!o.results.empty() && o.evaluate.empty() && !reads_file)
         fail("--results %s: wants --evaluate FILE.eval, or --generate FILE.jsonl", o.results.c_str());
     if (reads_file) jobs.prompts = read_prompts(o);
@@ -193,7 +193,7 @@ static void print_timed(const Run& run, Model& model, const std::string& prompt,
 
 void generate_text(const Run& run, Model& model) {
     const std::string& given = run.options.generate;
-    if (given == standard_prompts) return PromptServer(run, model).serve();
+    if (run.options.serves()) return PromptServer(run, model).serve();
     if (given != "-") return print_timed(run, model, given, 0);
     if (run.grid.world.size > 1 || !isatty(STDIN_FILENO)) {
         std::string text;

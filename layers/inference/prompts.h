@@ -26,7 +26,6 @@ struct Prompt {
 };
 
 constexpr size_t most_prompts = 1000000;
-constexpr const char* standard_prompts = "-.jsonl";  // of --generate: see serve.h
 
 // of a line of JSON
 struct PromptLine {

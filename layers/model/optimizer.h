@@ -76,7 +76,7 @@ struct Optimizer {
     unsigned long long written = 0;  // the last update's checksum of the state, as it was written
     bool has_written = false;        // since the state was last cleared or loaded
     // checksums for --check-every: parameters at the start of the step and before the update, gradients of
-    // the first and of the second computation; then two a tensor (replicas.h)
+    // the first and of the second computation; then four a tensor (replicas.h)
     unsigned long long* bit_sums;
     static constexpr int bit_sum_count = 4;
 

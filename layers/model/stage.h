@@ -160,7 +160,6 @@ inline StepSamples read_samples(Blend& blend, const Model& model, int token_buff
         SetChoice choice = chosen(i / B, i % B);
         blend.sets[choice.set].expect(choice.index);
     }
-
     std::vector<int> tokens((size_t)B * (T + 1));  // of one micro-batch
     for (int micro_batch = 0; micro_batch < micro_batches; micro_batch++) {
         for (int b = 0; b < B; b++) {

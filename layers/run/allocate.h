@@ -305,7 +305,7 @@ inline void place(Arena& arena, Optimizer& o, int bucket_ids) {
     o.hyper = arena.take<HyperParameters>(1);
     o.decision = arena.take<UpdateDecision>(1);
     o.state_check = arena.take<StateCheck>(1);
-    o.bit_sums = arena.take<unsigned long long>(Optimizer::bit_sum_count + 2 * o.tensors);
+    o.bit_sums = arena.take<unsigned long long>(Optimizer::bit_sum_count + 4 * o.tensors);
 }
 
 inline void measure_memory(Optimizer& o, const Model& model) {

@@ -1,5 +1,5 @@
 // replicas.h   --check-every N: every N-th step computes its gradients twice, and parameters must not change
-//   meanwhile (RepeatedStep, monitor.h); after it, here, replicated state is compared over ranks, bit by bit.
+//   meanwhile (RepeatedStep, monitor.h); after it, here, replicated state is compared over ranks.
 //   What is compared are checksums that each rank's device makes (sum_bits.cuh).
 //   over t      replicated tensors: parameters, and the owned part of low_bits, m, v
 //   over d      all parameters; if not sharded (--zero 0), low_bits, m and v too
@@ -9,9 +9,9 @@
 #include "allocate.h"
 #include "sum_bits.cuh"
 
-// this rank's checksums, two a tensor: of its parameters, and of the owned part of low_bits, m and v
+// this rank's checksums, four a tensor: of its parameters, and of the owned part of low_bits, m and v
 inline std::vector<int64_t> tensor_checksums(Model& model, const Optimizer& o) {
-    std::vector<int64_t> out(2 * model.table.list.size());
+    std::vector<int64_t> out(4 * model.table.list.size());
     unsigned long long* sums = o.bit_sums + Optimizer::bit_sum_count;
     compute(ClearValues{"checksums", sums, (long)out.size()}, model.stream);
     auto add = [&](size_t at, const auto* x, long n) {
@@ -19,13 +19,17 @@ inline std::vector<int64_t> tensor_checksums(Model& model, const Optimizer& o) {
     };
 
     for (size_t i = 0; i < model.table.list.size(); i++)
-        add(2 * i, model.weights + model.table.list[i].offset, model.table.list[i].size);
+        add(4 * i, model.weights + model.table.list[i].offset, model.table.list[i].size);
     for (auto& part : owned_tensor_parts(model.table, o.slices)) {
-        size_t at = 2 * part.parameter + 1;
-        if (o.low_bits) add(at, (const bf16*)o.low_bits + part.state_offset, part.n);  // as wide
-        for (const void* moment : {o.m, o.v})
-            if (o.moment_bytes == sizeof(bf16)) add(at, (const bf16*)moment + part.state_offset, part.n);
-            else add(at, (const real*)moment + part.state_offset, part.n);
+        auto add_part = [&](int k, const auto* x) {
+            add(4 * part.parameter + k, x + part.state_offset, part.n);
+        };
+        if (o.low_bits) add_part(1, (const bf16*)o.low_bits);  // as wide
+        for (int k : {2, 3}) {
+            const void* moment = k == 2 ? o.m : o.v;
+            if (o.moment_bytes == sizeof(bf16)) add_part(k, (const bf16*)moment);
+            else add_part(k, (const real*)moment);
+        }
     }
     copy_to_host(out.data(), sums, out.size() * sizeof out[0], model.stream);
     return out;
@@ -50,8 +54,7 @@ inline std::string compare_replicas(Model& model, const Optimizer& o, long step)
         std::vector<const Parameter*> tensors;
         for (size_t i = 0; i < table.list.size(); i++) {
             if ((tied && (int)i != table.wte) || (replicated && table.list[i].split)) continue;
-            mine.push_back(sums[2 * i]);
-            mine.push_back(with_state ? sums[2 * i + 1] : 0);
+            for (int k = 0; k < 4; k++) mine.push_back(k == 0 || with_state ? sums[4 * i + k] : 0);
             tensors.push_back(&table.list[i]);
         }
 
@@ -65,7 +68,7 @@ inline std::string compare_replicas(Model& model, const Optimizer& o, long step)
                     "--check-every: after step %ld %s of %s on rank %s differs from rank %d's: replicas have "
                     "drifted apart: go on from an earlier checkpoint, and have the memory of those ranks' "
                     "hosts checked",
-                    step, i % 2 ? "optimizer state" : "parameters", tensors[i / 2]->name.c_str(),
+                    step, i % 4 ? "optimizer state" : "parameters", tensors[i / 4]->name.c_str(),
                     comm::rank_list(differ).c_str(), group.members[0]);
         }
     }

@@ -74,6 +74,8 @@ struct Options : OptimizerOptions {
 
     // --generate names a file of prompts; otherwise its text is the only prompt
     bool prompts() const { return generate.ends_with(".jsonl"); }
+    // … or serves prompts that come on standard input: inference/serve.h
+    bool serves() const { return generate == "-.jsonl"; }
 };
 
 // global batch size of the step that begins after `samples`: grows from ramp_start to batch in increments of

@@ -41,10 +41,10 @@ inline Recompute recompute_of(const Options& o) {
 // most micro-batches of a replica in a round of evaluation: many, to keep the pipeline full
 inline int evaluation_round(int p) { return std::max(64, 8 * p); }
 
-// outputs: the next tokens of B texts, or 256 of a prompt that is scored (--serve)
 inline Setup setup_of_generation(const Options& o) {
     int v = o.pipeline_chunks, B = o.prompts() ? o.batch : 1;
-    return {.B = B, .training = false, .packs = true, .inference_cache = true, .outputs = std::max(B, 256),
+    return {.B = B, .training = false, .packs = true, .inference_cache = true,
+            .outputs = o.serves() ? std::max(B, 256) : B,  // rows of a prompt that are scored at once
             .chunks = v, .slots = v, .dx_buffers = 0};
 }
 

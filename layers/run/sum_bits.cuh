@@ -1,4 +1,4 @@
-// sum_bits.cuh   a checksum of values on the device, for --check-every (monitor.h)
+// sum_bits.cuh   a checksum of values on the device, for --check-every (monitor.h, replicas.h)
 #pragma once
 #include "../adamw.cuh"
 

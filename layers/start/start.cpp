@@ -16,7 +16,7 @@
 #include "../run/signals.h"
 
 void prepare_process(char** argv) {
-    if (host_is_device) let_waiting_threads_sleep(argv);
+    let_waiting_threads_sleep(argv);
     signal(SIGXFSZ, SIG_IGN);  // over the file-size limit, write() fails instead of killing the process
 }
 
