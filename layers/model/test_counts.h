@@ -10,6 +10,7 @@ struct Named {
 const Named named_lines[] = {
     {"flash_forward", "flash_attention.cuh", "of each row a warp's fragments hold 16 bytes"},
     {"flash_backward", "flash_attention.cuh", "of each row a warp's fragments hold 16 bytes"},
+    {"packed_tiles", "flash_attention.cuh", "of each row a warp's fragments hold 16 bytes"},
     {"layernorm_backward_rows", "layernorm.cuh", "sums, written once for all rows of a group"},
     {"adamw_kernel", "adamw.cuh", "hyper-parameters, the same for all lanes"},
     {"fp8_round", "fp8_round.cuh", "rows of an odd number of words, for the columns' sake"},
