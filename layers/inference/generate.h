@@ -10,7 +10,7 @@
 #include <set>
 #include "../../comm/mpi/sum_over.h"
 #include "../../data/tokenizer.h"
-#include "../base/rng.h"
+#include "../base/random.h"
 #include "prompts.h"
 #include "packed_batch.h"
 
