@@ -76,7 +76,7 @@ def make_model(work):
             f"{work}/model")  # fmt: skip
     with open(f"{work}/questions.jsonl", "w") as f:
         for i in range(12):  # the first prompt is scored in two passes
-            length = random.randint(1, 25) if i else 260
+            length = random.randint(1, 25) if i else 235
             context = "".join(random.choice("abcd é") for _ in range(length))[:length] + "b"
             ends = [" " + "".join(random.choice("abcdé") for _ in range(random.randint(1, 9)))]
             ends += [random.choice("ab ")]  # some of which are the likeliest
