@@ -2,7 +2,7 @@
 //   As in lm-evaluation-harness: the last T + 1 tokens of context and continuation count, the very last one
 //   only as a target; a continuation's log-likelihood is the sum over its tokens.
 //   A context is computed once for all its continuations, whose rows attend to it (packed_attention.cuh).
-//   There is no padding, except for a few rows at the end of a batch (rows_unit).
+//   There is no padding, but at the end of a batch (rows_unit: fewer than 128 rows, or t).
 //   Documents are put into batches in order, and batches are dealt to the replicas.
 #pragma once
 #include <numeric>
