@@ -256,6 +256,8 @@ if has_mpi; then
     fp8 two 2 --tensor-parallel 2
     fp8 two-rows 2 --tensor-parallel 2 --sequence-parallel no
     fp8 two-p2 4 --tensor-parallel 2 --pipeline-parallel 2 --recompute full
+    expect "drift between replicas in bf16 is found" env OMP_NUM_THREADS=1 mpirun -n 4 \
+        build/emulated-bf16/test_gpt replicas
     fp8 head 1 --fp8-lm-head yes --save "$work/fp8-head"
     expect "a run in fp8 that goes on in bf16" build/emulated-bf16/train_gpt --train "$work/text.train.bin" \
         --resume "$work/fp8-head" --save no --fp8 no --steps 5 --micro-batch 2

@@ -9,12 +9,18 @@
 #include "values.h"
 
 // a replica that differs in one bit is found, with its tensor and rank
-void check_drift(int t, int p, int zero, const char* tensor, bool moments, int rank, const char* part) {
+enum class Drift { Parameters, LowBits, FirstMoment, SecondMoment };
+
+void check_drift(int t, int p, int zero, const char* tensor, Drift drift, int rank, const char* part,
+                 bool bf16_moments = false) {
     if (comm::world_size() % (t * p)) return;
     Grid grid = make_grid(t, p, false);
     ModelShape shape = {4, 16, 4, 8, 257, 264};
-    Model model(shape, grid, {.sequence_parallel = t > 1, .optimizer_shards = zero ? grid.d : 1});
+    Setup setup = {.sequence_parallel = t > 1, .optimizer_shards = zero ? grid.d : 1};
+    setup.bf16_moments = bf16_moments;
+    Model model(shape, grid, setup);
     Optimizer o(model);
+    if (drift == Drift::LowBits && !o.low_bytes) return;  // parameters in bf16 have them
     allocate_memory(model);
     allocate_memory(o, model);
     initialise_parameters(model, &o, 7);
@@ -26,14 +32,24 @@ void check_drift(int t, int p, int zero, const char* tensor, bool moments, int r
     };
 
     check(error() == "none", "replicas that are alike");
-    real one = 1;
-    floatX x = floatX(0.125f);
-    for (auto& owned : owned_tensor_parts(model.table, o.slices))
-        if (comm::world_rank() == rank && moments && model.table.list[owned.parameter].name == tensor)
-            copy_to_device((real*)o.m + owned.state_offset, &one, sizeof one, nullptr);
+    // the first of the rank's values
+    auto flip_bit = [&](void* array, long at, size_t size) {
+        char* value = (char*)array + at * size;
+        uint8_t byte;
+        copy_to_host(&byte, value, 1, nullptr);
+        byte ^= 1;
+        copy_to_device(value, &byte, 1, nullptr);
+        synchronize(nullptr);
+    };
     for (auto& q : model.table.list)
-        if (comm::world_rank() == rank && !moments && q.name == tensor)
-            copy_to_device(model.weights + q.offset, &x, sizeof x, nullptr);
+        if (comm::world_rank() == rank && drift == Drift::Parameters && q.name == tensor)
+            flip_bit(model.weights, q.offset, sizeof(floatX));
+    for (auto& owned : owned_tensor_parts(model.table, o.slices)) {
+        if (comm::world_rank() != rank || model.table.list[owned.parameter].name != tensor) continue;
+        if (drift == Drift::LowBits) flip_bit(o.low_bits, owned.state_offset, o.low_bytes);
+        if (drift == Drift::FirstMoment) flip_bit(o.m, owned.state_offset, o.moment_bytes);
+        if (drift == Drift::SecondMoment) flip_bit(o.v, owned.state_offset, o.moment_bytes);
+    }
     std::string said = error();
     check(said != "none", text("a change in %s over t %d p %d is noticed", tensor, t, p));
     bool mine = said.find(part) != std::string::npos;
@@ -65,14 +81,17 @@ void check_slow_ranks() {
 void test_replicas() {
     if (comm::world_size() == 1) return check_slow_ranks();
     if (comm::world_size() != 4) return;
-    check_drift(2, 1, 1, "h.1.ln_2.weight", false, 3,
+    check_drift(2, 1, 1, "h.1.ln_2.weight", Drift::Parameters, 3,
                 "parameters of h.1.ln_2.weight on rank 3 differs from rank");
-    check_drift(1, 1, 1, "h.3.attn.c_attn.bias", false, 2,
+    check_drift(1, 1, 1, "h.3.attn.c_attn.bias", Drift::Parameters, 2,
                 "parameters of h.3.attn.c_attn.bias on rank 2 differs");
-    check_drift(1, 2, 0, "h.2.mlp.c_fc.weight", true, 3,
+    check_drift(1, 2, 0, "h.2.mlp.c_fc.weight", Drift::FirstMoment, 3,
                 "optimizer state of h.2.mlp.c_fc.weight on rank 3");
-    check_drift(2, 2, 1, "wte.weight", true, 2,
+    check_drift(2, 2, 1, "wte.weight", Drift::SecondMoment, 2,
                 "optimizer state of wte.weight on rank 2 differs from rank 0");
-    check_drift(2, 2, 1, "h.0.mlp.c_proj.bias", true, 1,
+    check_drift(2, 2, 1, "h.0.mlp.c_proj.bias", Drift::FirstMoment, 1,
                 "optimizer state of h.0.mlp.c_proj.bias on rank 1");
+    check_drift(1, 2, 0, "h.3.ln_1.bias", Drift::LowBits, 3, "optimizer state of h.3.ln_1.bias on rank 3");
+    for (Drift moment : {Drift::FirstMoment, Drift::SecondMoment})
+        check_drift(1, 2, 0, "h.2.mlp.c_fc.weight", moment, 2, "optimizer state of h.2.mlp.c_fc.weight", true);
 }
