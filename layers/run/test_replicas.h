@@ -93,5 +93,6 @@ void test_replicas() {
                 "optimizer state of h.0.mlp.c_proj.bias on rank 1");
     check_drift(1, 2, 0, "h.3.ln_1.bias", Drift::LowBits, 3, "optimizer state of h.3.ln_1.bias on rank 3");
     for (Drift moment : {Drift::FirstMoment, Drift::SecondMoment})
-        check_drift(1, 2, 0, "h.2.mlp.c_fc.weight", moment, 2, "optimizer state of h.2.mlp.c_fc.weight", true);
+        check_drift(1, 2, 0, "h.2.mlp.c_fc.weight", moment, 2,
+                    "optimizer state of h.2.mlp.c_fc.weight on rank 2", true);
 }
