@@ -1,5 +1,5 @@
 // json.h   JSON text (RFC 8259) <-> a tree; for headers, metrics and documents
-//   Json::parse(text, name) refuses what is not JSON, with the offset; at most 1024 levels deep, as simdjson.
+//   Json::parse(text, name) refuses what is not JSON, with the offset; at most 1024 levels, like simdjson.
 //   Numbers keep their text, so that integers of any size survive. Strings are bytes: invalid UTF-8 passes
 //   through, a lone surrogate escape becomes U+FFFD.
 #pragma once

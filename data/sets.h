@@ -138,7 +138,7 @@ inline uint64_t fingerprint_of(const Loader& loader) {
     return sum;
 }
 
-// of what decides which tokens sample n has: the files, and a blend's weights and keys
+// a hash of all that decides which tokens sample n has: the files, and a blend's weights and keys
 inline uint64_t fingerprint_of(const Blend& blend) {
     uint64_t sum = 0;
     for (size_t i = 0; i < blend.sets.size(); i++) {

@@ -29,7 +29,7 @@ std::string make_tokens(const std::string& name, int n, int V, int seed = 1) {
     return path;
 }
 
-// which losses count, beside which tokens are in an answer, one by one
+// which losses count, compared with which tokens are in an answer, one by one
 void test_answers() {
     std::string path = make_tokens("answers.bin", 100, 257), file = answers_path(path);
     std::vector<AnswerRange> ranges = {{3, 9}, {9, 10}, {40, 57}, {99, 100}};

@@ -1,6 +1,6 @@
 // tokenize.cpp   text files -> token files, and back
 //   ./tokenize --vocabulary bytes|PATH/vocab.bpe --output PREFIX [--validation 0.1] FILE…
-//   writes PREFIX.bin, or PREFIX.train.bin and PREFIX.validation.bin, and PREFIX.vocab.bpe beside a bpe's
+//   writes PREFIX.bin, or PREFIX.train.bin and PREFIX.validation.bin; with a vocab.bpe also PREFIX.vocab.bpe
 //   A plain file is one document, and so is each line of a .jsonl file; an end-of-text token follows each.
 //   Lines with "prompt" and "answer" in place of "text" are for fine-tuning: see formats/answers.h.
 //   Text is cut into pieces between words; all cores encode pieces, and one thread writes them in order.
@@ -63,7 +63,7 @@ struct Piece {
     std::string_view text;
     bool ends_document;  // of plain text
     std::unique_ptr<uint32_t[]> tokens;
-    struct Document { size_t end, answer; };  // the token behind its last, the first of its answer
+    struct Document { size_t end, answer; };  // one past its last token, the first of its answer
     std::vector<Document> documents;
     size_t count = 0;
     std::string error;
@@ -299,7 +299,7 @@ struct Tokenizer {
             auto& ranges = answers[w == &validation];
             const std::string& path = (*w)->file.path;
             if (!ranges.empty()) write_answers(path, (*w)->count, ranges);
-            else unlink(answers_path(path).c_str());  // of other tokens
+            else unlink(answers_path(path).c_str());  // left by an earlier run: of other tokens
         }
 
         if (vocabulary.kind != "bpe") return;

@@ -2,7 +2,7 @@
 //   bytes   token = byte, 256 = end of text; V = 257
 //   bpe     GPT-2's byte-pair encoding (Radford et al. 2019) from its vocab.bpe: text is split into words by
 //             's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-//           and in each word the neighbouring pair that stands first in vocab.bpe is merged until none does.
+//           and in each word the neighbouring pair listed first in vocab.bpe is merged until none is listed.
 //           Tokens: 256 bytes in the order of GPT-2's alphabet, one for each merge, end of text last.
 //   A byte that is not part of valid UTF-8 counts as a character that is neither letter, number nor space.
 //   Since tokens are bytes in the end, decoding gives back exactly what was encoded, UTF-8 or not.

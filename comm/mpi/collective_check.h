@@ -97,7 +97,7 @@ inline void check_ranks_agree(const std::vector<RankHash>& hashes) {
 
 // Waits until the background work of all ranks is done. Meanwhile the ranks keep exchanging their status, so
 // that no call times out because of a slow disk. Names slow ranks. Sets error if this rank's work failed;
-// returns whether no rank's did
+// returns true if no rank's did
 inline bool await_together(std::future<void>& work, const char* doing, std::string& error) {
     enum { Done, Busy, Failed };
     constexpr std::chrono::milliseconds tick(20);

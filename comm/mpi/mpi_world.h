@@ -2,8 +2,8 @@
 //   A rank that has waited in a call for comm::timeout seconds asks the call's other members where they are.
 //   A member that is itself waiting prints its last calls, and answers with its call and that call's members,
 //   which are then asked as well. A member that does not answer is computing, stopped or gone: it is the one
-//   that the others wait for. If all answer, as hosts do that wait for their devices, the call is named that
-//   all of its members have come to.
+//   that the others wait for. If all answer, as hosts that wait for their devices do, the report names the
+//   call that all of its members have reached.
 #pragma once
 #include <dlfcn.h>
 #include <mpi.h>
@@ -40,7 +40,7 @@ struct Handle {
 };
 Handle& handle_of(const Group& g) { return *(Handle*)g.handle; }
 
-// the call's description, the same on every rank that makes it but for who sends and who receives
+// the call's description, the same on every rank that makes it, except for who sends and who receives
 std::string note(const Group& g, const char* what, const char* label, long n) {
     Handle& h = handle_of(g);
     std::string call =
@@ -97,7 +97,7 @@ struct Answer {
     std::vector<int> members;  // of that call
 };
 
-// "call 7 of group forward, ranks 0 4", whose one member says that it sends, and whose other that it receives
+// "call 7 of group forward, ranks 0 4": without the rest, which differs between sender and receiver
 std::string call_of(const std::string& where) { return where.substr(0, where.find(": ")); }
 
 // what can hang although all hosts answer: a device, or the network under a call that all its members made
@@ -375,7 +375,7 @@ int world_size() {
 std::vector<int64_t> gather_numbers(const Group& g, const std::vector<int64_t>& mine, const char* label) {
     if (g.size == 1) return mine;
     // gathered as a sum of vectors that are 0 except for the rank's own part: a rank talks to about
-    // log2(size) others, with MPI's own non-blocking all-gather it would talk to all
+    // log2(size) others; with MPI's own non-blocking all-gather it would talk to all
     std::vector<int64_t> all(mine.size() * g.size, 0);
     std::copy(mine.begin(), mine.end(), all.begin() + (long)mine.size() * g.rank);
     if (all.size() > INT_MAX) fail("%s: %zu numbers of %d ranks in one call", label, all.size(), g.size);

@@ -22,8 +22,8 @@ void check_nccl(ncclResult_t result, const char* what) {
 }
 
 // A rank has at most six calls on the device at once, whose blocks take an SM each: on four links, over d and
-// on the compute stream. 72 of an A100's 108 SMs, so that each call finds room, in whatever order they begin.
-// 8: enough for a network card (not measured), and a power of two, as NCCL rounds links' blocks up to one
+// on the compute stream. 5 * 8 + 32 = 72 of an A100's 108 SMs: each call finds room, in whatever order they
+// begin. 8 is enough for a network card (not measured), and NCCL rounds links' blocks up to a power of two
 constexpr int ctas_beside_kernels = 8, most_ctas = 32;
 
 // NCCL waits for all ranks of a new communicator without a timeout: a separate thread does that while this

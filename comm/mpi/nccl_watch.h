@@ -1,8 +1,8 @@
 // nccl_watch.h   calls over NCCL are watched, so that one that does not end is named, and waits are timed
-//   While the host waits for the device, it looks at the oldest unfinished call. So that it does not wait
-//   inside CUDA's driver, which holds some 1,000 launches of a stream and lets the host wait for room, it
-//   stays within some 120 operations, or 15 calls, of the compute stream. (What the first stage sends to the
-//   last is bounded by --pipeline-group: check_pipeline.)
+//   While the host waits for the device, it looks at the oldest unfinished call. So that it never blocks
+//   inside CUDA's driver, which queues about 1,000 launches per stream, it runs at most about 120 operations,
+//   or 15 calls, ahead of the compute stream. (What the first stage sends to the last is bounded by
+//   --pipeline-group: check_pipeline.)
 //   The time that a rank waits for others is measured on its compute stream: the duration of calls and of
 //   groups of calls there, which last until the slowest rank has joined, and of waits for events of comm
 //   streams; not within a CUDA graph.

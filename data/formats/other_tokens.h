@@ -40,7 +40,7 @@ inline void open_megatron(TokenFile& f, const std::string& index_path) {
         fail("%s: has %zu bytes, its header wants 34 + 12 * %zu + 8 * %zu", index_path.c_str(),
              index.size, (size_t)sequences, (size_t)documents);
 
-    // in parts: of hundreds of millions of sequences an index has gigabytes
+    // in parts: with hundreds of millions of sequences an index takes gigabytes
     std::vector<int32_t> sizes(1 << 16);
     std::vector<int64_t> pointers(sizes.size());
     for (uint64_t first = 0; first < sequences; first += sizes.size()) {

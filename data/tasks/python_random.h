@@ -1,6 +1,6 @@
 // python_random.h   Python's random.Random(seed), to get lm-evaluation-harness's order of documents and shots
 //   MT19937 (Matsumoto and Nishimura, 1998), seeded by init_by_array([seed]) as CPython does; below(n) draws
-//   as many bits as n has, again until they are below n; shuffle and sample as in CPython 3's random.py.
+//   as many bits as n has until the number is below n; shuffle and sample as in CPython 3's random.py.
 #pragma once
 #include <math.h>
 #include <stdint.h>

@@ -8,7 +8,7 @@
 #include "../json.h"
 #include "../tokenizer.h"
 
-// code points of UTF-8; bytes that are none are refused
+// code points of UTF-8; invalid bytes are refused
 inline std::vector<uint32_t> code_points(std::string_view s, const std::string& where) {
     std::vector<uint32_t> out;
     for (size_t i = 0, bytes; i < s.size(); i += bytes) {

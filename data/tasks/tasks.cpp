@@ -76,8 +76,8 @@ std::vector<DocumentRequests> ask(const TaskForm& task, std::vector<TaskDocument
     return out;
 }
 
-// [["context", "continuation"], …] as Python's json.dumps writes it; a greedy request stands there twice,
-// because the harness asks once for the probability and once whether it is what the model would say
+// [["context", "continuation"], …] as Python's json.dumps writes it; a greedy request appears twice, because
+// the harness asks once for its probability and once whether greedy decoding would give it
 std::string as_json(const std::vector<DocumentRequests>& all, bool twice) {
     std::string out = "[";
     for (auto& item : all)

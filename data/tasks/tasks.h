@@ -16,7 +16,7 @@ struct TaskDocument {
     long line;          // or number of the file in its folder
     std::string raw;    // the record as read; documents with equal ones are the same
     std::map<std::string, std::string> fields;
-    std::set<std::string> numbers = {};  // fields that are numbers, true or false: no text
+    std::set<std::string> numbers = {};  // fields that are numbers or booleans, not text
     std::string& at(const std::string& name) {
         auto found = fields.find(name);
         if (found == fields.end())
@@ -58,7 +58,7 @@ inline void prepare_lambada(TaskDocument& d) {
     d.fields["last"] = all.substr(blank + 1);
 }
 
-// brackets are what WikiHow's pages have left
+// drops what is in brackets: remnants of WikiHow's markup
 inline std::string clean_hellaswag(const std::string& given, const std::string& where) {
     std::string s = replace_all(python_strip(given, where), " [title]", ". "), out;
     size_t next = 0;  // the bracket or end of line behind the last [ that was looked at

@@ -109,8 +109,8 @@ inline std::vector<std::string> printed_tokens(const Vocabulary& v) {
     return out;
 }
 
-// What makes the tokens of a folder's vocab.json: its merges.txt, which has the form of vocab.bpe, or bytes,
-// as write_tokenizer() writes them. "": neither does, or not V of them
+// The --tokenizer that gives the tokens of a folder's vocab.json: its merges.txt, which has vocab.bpe's form,
+// or "bytes", as write_tokenizer() writes them. "": neither does, or they are not V tokens
 inline std::string find_tokenizer(const std::string& dir, int V) {
     std::string ids = dir + "/vocab.json", merges = dir + "/merges.txt", why;
     if (access(ids.c_str(), R_OK) != 0 || access(merges.c_str(), R_OK) != 0) return "";
@@ -147,7 +147,7 @@ inline void write_tokenizer(const Vocabulary& v, int T, const std::string& to) {
     for (const char* name : {"bos_token", "eos_token", "unk_token"})
         config += text("\"%s\": \"<|endoftext|>\"%s", name, *name == 'u' ? "}\n" : ", ");
 
-    // readers skip the first line, and what no newline ends
+    // readers skip the first line, and a last line without a newline
     std::string merges = v.kind == "bpe" ? v.source : "";
     if (!merges.starts_with("#version")) merges = "#version: 0.2\n" + merges;
     if (!merges.ends_with('\n')) merges += '\n';

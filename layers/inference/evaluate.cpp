@@ -180,7 +180,7 @@ int print_sample(const Run& run, Model& model, const std::string& prompt, uint64
     });
 
     if (run.is_rank0()) printf("\n");
-    fflush(stdout);  // before what is said of it
+    fflush(stdout);  // before stderr reports on it
     return count;
 }
 

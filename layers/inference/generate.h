@@ -45,7 +45,7 @@ inline int sample_token(const std::vector<real>& logits, const Sampling& how, do
     };
 
     double sum = 0, kept = 0, below = 0;
-    bool is_whole = n == logits.size();  // then in any order
+    bool is_whole = n == logits.size();  // then the sum needs no sorting
     for (size_t i = 0; i < n; i++)
         sum += std::exp((double)(logits[is_whole ? i : order[i]] - logits[order[0]]) / how.temperature);
 

@@ -144,7 +144,7 @@ inline void packed_forward(Model& model, const MicroBatch& mb) {
 }
 
 // logits (V) of each requested row, on the last stage; of a single batch, with chunk c in in_flight[c], as
-// generation needs it. Tensor ranks need not divide its few rows: there is no sequence parallelism.
+// generation needs it. Its few rows need not be divisible by t: there is no sequence parallelism.
 inline std::vector<std::vector<real>> packed_logits(Model& model, const PackedBatch& packed) {
     TensorParallel tp = {model.tp.group};
     LayerContext ctx = model.context(false, &tp);

@@ -11,7 +11,7 @@
 struct Sampling {
     double temperature = 1, top_p = 1;  // temperature 0: always the likeliest
     int top_k = 0;                      // 0: all
-    double repetition = 1;  // logits of tokens seen before: divided by it, if below 0 multiplied
+    double repetition = 1;  // logits of tokens seen before are divided by it or, if negative, multiplied
     uint64_t seed = 0;
     uint64_t draw = 0;  // number of the next random number
 };

@@ -1,8 +1,8 @@
 // scoring.h   log-likelihoods of continuations: how the model evaluates a file of tasks
 //   As in lm-evaluation-harness: the last T + 1 tokens of context and continuation count, the very last one
 //   only as a target; a continuation's log-likelihood is the sum over its tokens.
-//   A context is computed once for all its continuations, whose rows attend to it (packed_attention.cuh).
-//   There is no padding, but at the end of a batch (rows_unit: fewer than 128 rows, or t).
+//   A context is computed once for all its continuations in a batch, whose rows attend to it
+//   (packed_attention.cuh). Only the end of a batch is padded, to a multiple of rows_unit().
 //   Documents are put into batches in order, and batches are dealt to the replicas.
 #pragma once
 #include <numeric>
@@ -47,8 +47,8 @@ inline void leave_out_long(EvalFile& file, int T, bool strict) {
              "%lld): take a model with a longer --sequence", file.path.c_str(), T, (long long)longest);
 }
 
-// Batches have multiples of this many rows: so that the ranks that share them have as many each; and, on a
-// GPU, of up to 128, as cuBLASLt is asked for an algorithm for each number of rows that is new
+// A batch's rows are padded to a multiple of this: of t with sequence parallelism, so that ranks have equal
+// shares, and on a GPU of up to 128, because cuBLASLt is asked for an algorithm for each new number of rows
 inline int rows_unit(const Model& model) {
     int shares = model.tp.sequence_parallel ? model.grid.t : 1;
     return std::lcm(shares, host_is_device ? 1 : std::gcd(model.shape.T, 128));

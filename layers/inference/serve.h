@@ -1,5 +1,5 @@
 // serve.h   --generate -.jsonl: prompts as JSON lines on standard input, answered while they are drawn
-//   An input line is a prompt as in prompts.h, with these keys besides:
+//   An input line is a prompt as in prompts.h, with these additional keys:
 //     "id": N              repeated in every output line about it
 //     "prompt"             a text, or an array of tokens
 //     "logprobs": k        asks for log-probabilities of the tokens drawn, and of the k likeliest ones
@@ -53,7 +53,7 @@ class LineInput {
 
 public:
     bool ended = false;
-    // whole lines; where there are none: waits at most `seconds`
+    // complete lines; if there are none yet, waits at most `seconds`
     std::string read(double seconds) {
         pollfd in = {STDIN_FILENO, POLLIN, 0};
         size_t end = held.rfind('\n');

@@ -7,8 +7,8 @@
 #include "scoring.h"
 #include "task_report.h"
 
-// attention over segments is attention: of a whole sequence, of one cut in a context and what follows, and of
-// rows that come one by one
+// attention over segments equals plain attention: for a whole sequence, for one split into a context and what
+// follows, and for rows that come one by one
 void test_segments() {
     if (HAS_KERNELS) return;  // kernels are held against ref
     int T = 150, cut = 67;

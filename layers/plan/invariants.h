@@ -1,6 +1,6 @@
 // invariants.h   what the code of a step relies on, asserted in the first steps of every run
 //   (not in steps that --check-every computes twice)
-//   what must hold                                             who sees to it             found by
+//   what must hold                                             ensured by                 checked by
 //   A gradient is set where the step first touches it, from    LayerContext.accumulate    touch_gradient
 //   then on only added to.
 //   Each micro-batch makes each gradient once (wte's: logits   block.h: list of biases    touch_gradient,
@@ -8,12 +8,12 @@
 //   A bucket's reduction starts when all its gradients are     begin_reduction, stage.h   complete,
 //   complete; then nothing adds to them.                                                  touch_gradient
 //   Scratch is written before it is read, in the same layer    block.h: table of scratch  use_scratch
-//   and pass of the micro-batch, and but for gathered rows a
-//   block reads it once: nothing lives in it longer. (Not
-//   watched: --fp8's, attention's and the column sums'.)
-//   Parameters are read when their all-gather was awaited.     await_parameter, stage.h   read_weight
-//   A buffer of messages is used when what it receives has     await_message, pipeline.h  use_buffer
-//   come, and written when it was sent.                        await_sent, stage.h
+//   and pass of the micro-batch, and a block reads it once
+//   (except gathered rows): nothing lives in it longer. Not
+//   checked: scratch of --fp8, attention and column sums.
+//   Parameters are read only after awaiting their all-gather.  await_parameter, stage.h   read_weight
+//   A message buffer is used only after what it receives has   await_message, pipeline.h  use_buffer
+//   arrived, and overwritten only after it was sent.           await_sent, stage.h
 //   Whether plan and run communicate the same: observe.cpp.
 #pragma once
 #include <map>
@@ -44,7 +44,7 @@ class StepInvariants : public Listener {
     std::set<const void*> touched;             // gradients, in this step
     std::set<int> reduced;                     // buckets
     std::vector<Range> scratch;
-    std::map<const char*, Where> written;      // by scratch: where last, until a block reads it
+    std::map<const char*, Where> written;      // by scratch: where last written, until a block reads it
 
     template <class... Values>
     [[noreturn]] void broken(const Activity& a, const char* format, Values... values) const {

@@ -59,7 +59,7 @@ inline std::string savings_left(const Options& o) {
     return out;
 }
 
-// Before anything is allocated: a host gives memory that it does not have, and ends the process later.
+// Before anything is allocated: a host grants memory that it does not have, and kills the process later.
 // Collective
 inline void check_memory_suffices(const Run& run, double planned) {
     double most = host_is_device ? memory_of_a_rank() : INFINITY;  // a GPU refuses by itself

@@ -10,7 +10,7 @@ struct StagePlan;  // stage_plan.h
 // refuses before the run, not at its step, what cannot be traced, recorded or profiled
 void check_trace(const Run& run);
 
-// the plan's check, that of what a step relies on, and what --trace, --record and --profile ask for
+// checks a step against its plan and its invariants, and does what --trace, --record and --profile ask for
 class StepObserver {
     struct Parts;
     std::unique_ptr<Parts> parts;

@@ -1,7 +1,7 @@
 // profile.h   the time of each operation of a step on this rank, beside its floor on this machine
 //   floor: a GEMM takes at least its FLOPs at the rate of a large GEMM, and any operation at least its bytes
-//   at the rate of a copy; both rates are measured here. Calls have no floor, and waits should not occur. An
-//   operation whose data is in a cache may beat its floor.
+//   at the rate of a copy; both rates are measured here. Calls and waits have no floor. An operation whose
+//   data is in a cache may beat its floor.
 #pragma once
 #include <algorithm>
 #include <list>

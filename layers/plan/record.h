@@ -6,7 +6,7 @@
 //      by --check-every}
 //   Then the lines of rank 0, in the order in which it enqueued them, those of rank 1, and so on:
 //     rank, n           which of that rank's lines this is, from 0
-//     kind, name        compute, call or wait, and which; of a call its name in comm.h
+//     kind, name        compute, call or wait; the operation's name, for a call the one in comm.h
 //     pass, micro_batch, chunk, bucket, layer   what it belongs to: chunk and bucket are numbered on the
 //                       stage, layer over the whole model; what does not apply is left out
 //     stream            compute; for messages forward in, forward out, backward in or backward out; buckets

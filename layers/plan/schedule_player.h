@@ -1,9 +1,9 @@
 // schedule_player.h   all stages of a pipeline schedule, played: a stage executes its instructions until one
-//   must wait; then it is another stage's turn. Which message an instruction waits for is decided here, as
-//   layers/model/pipeline.h has it: a computation for the message that it takes, and whoever writes a buffer
-//   for the last message sent from it. What happens is up to the rules: is it right (schedule_checker.h), and
-//   when is it (simulate.h)? A message arrives when it has been sent and its receive is posted. Messages of
-//   one direction out of a stage are numbered from 0, where they are sent as where they are received.
+//   must wait; then it is another stage's turn. Which message an instruction waits for is decided here, as in
+//   layers/model/pipeline.h: a computation waits for the message that it takes, and whatever writes a buffer
+//   for the last message sent from it. What happens then is up to the rules: schedule_checker.h asks whether
+//   it is legal, simulate.h when it happens. A message arrives when it has been sent and its receive is
+//   posted. Messages out of a stage are numbered from 0 in each direction, at the sender and the receiver.
 //   Rules have:
 //     send(r, i), post(r, i)     instruction i of stage r sends the next message, or posts the next receive
 //     has_left(r, forward, n)    has message n out of stage r arrived? Then its buffer may be written

@@ -48,7 +48,7 @@ inline void resolve_plan(Run& run) {
     // a search resolves a single replica: the number of ranks need not suit the layout that it starts with
     int world = o.plan == "search" ? o.tensor_parallel * o.pipeline_parallel : o.world_size;
     run.grid = place_in_grid(0, world, o.tensor_parallel, o.pipeline_parallel);
-    int chunks = o.pipeline_chunks;  // of the layouts that are searched; one stage has one, and no group
+    int chunks = o.pipeline_chunks;  // for the layouts searched; with one stage, 1 chunk and no group
     bool has_group = false;
     if (o.plan == "search" && o.pipeline_parallel == 1) {
         o.pipeline_chunks = 1;
@@ -149,7 +149,7 @@ inline std::string what_would_fit(const Run& run, const Hardware& h) {
             attempt(changes[i].say + " " + changes[j].say, with);
         }
 
-    if (!found) {  // all that costs no other ranks
+    if (!found) {  // all savings together that take no more ranks
         Options with = o;
         with.moments = "bf16";
         with.master_weights = "no";
@@ -192,7 +192,7 @@ inline std::vector<Options> layouts(const Run& run, const Hardware& h) {
         return o.has(name) ? std::vector<int>{value} : all;
     };
     std::vector<std::string> recompute = {"none", "light", "full"};
-    if (o.fp8 == "yes") recompute = {"none", "full"};  // light is none there
+    if (o.fp8 == "yes") recompute = {"none", "full"};  // with --fp8, light is the same as none
     if (o.has("recompute")) recompute = {o.recompute};
 
     std::vector<int> tensor, pipeline = divisors(L);
@@ -219,7 +219,7 @@ inline std::vector<Options> layouts(const Run& run, const Hardware& h) {
     return all;
 }
 
-// as a shell takes it
+// quoted where a shell needs it
 inline std::string quoted(const std::string& word) {
     const char* plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./,:@%";
     if (!word.empty() && word.find_first_not_of(plain) == word.npos) return word;
@@ -228,7 +228,7 @@ inline std::string quoted(const std::string& word) {
     return out + "'";
 }
 
-// the command that starts a run with a plan's layout: what was given, but for what asks for the plan
+// the command that starts a run with a plan's layout: the options given, less those that ask for a plan
 inline std::string command_of(const Plan& plan) {
     const std::set<std::string> layout = {"tensor-parallel", "pipeline-parallel", "pipeline-chunks",
                                           "micro-batch", "recompute"},

@@ -120,7 +120,7 @@ public:
 
     Simulation run() {
         Simulation result;
-        // the first step starts with all stages together; the second is one of many
+        // the first step starts on all stages at once; the second is like all later ones
         play();
         double first = finish_step();
         result.busy.assign(s.p, 0);

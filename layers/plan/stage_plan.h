@@ -41,7 +41,7 @@ inline std::unique_ptr<Model> dry_model(const Options& o, const ModelShape& shap
     return model;
 }
 
-// of works, with times if the hardware is known; memory_alone: without works
+// a stage's plan, with times if the hardware is known; memory_alone: memory and parameters only
 inline StagePlan plan_stage(const Options& o, const ModelShape& shape, const Grid& place, int stage,
                             uint64_t samples, const Target& target = {}, const Hardware& hardware = {},
                             bool memory_alone = false) {

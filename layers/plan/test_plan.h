@@ -86,7 +86,7 @@ void test_plan_mtnlg() {
     check(prove_schedules(p) == 35 * 60, "the schedules of 60 batches");
 }
 
-// stages that are alike, on lines that take no time: the formulas of the bubble are exact
+// stages that are alike, over links that take no time: the formulas of the bubble are exact
 void test_plan_simulation() {
     auto play = [](PipelineShape s, double forward, double backward, double message, double last = 0) {
         std::vector<StageRun> runs(s.p);
@@ -122,7 +122,7 @@ void test_plan_simulation() {
                   text("interleaved p %d v %d: %g, wants %g", p, v, got, wants));
         }
 
-    // neighbours wait for one message in turn: a micro-batch more costs its work and one message
+    // neighbours wait for one message in turn: one more micro-batch costs its work and one message
     double more = play({2, 20, 1, 20}, 1, 2, 0.25).seconds - play({2, 10, 1, 10}, 1, 2, 0.25).seconds;
     check(std::abs(more - 10 * 3.25) < 1e-9, text("ten micro-batches more: %g", more));
 
@@ -177,7 +177,7 @@ void test_plan_hosts() {
     refuses("wants nothing, search or published", [&] { resolved_plan("all"); });
 }
 
-// what is advised is so: each suggestion, taken, fits; what is named stays
+// the advice holds: each suggestion, once taken, fits; options that were given stay as they are
 void test_plan_advice() {
     for (std::string base :
          {"--model 13B --batch 32 --world-size 16",
@@ -290,7 +290,7 @@ void test_plan_forms() {
     }
 
     check(listed == 10, text("%d layouts listed", listed));
-    // of a build in which floatX and real may be one type: in the planned one they are two
+    // planned by a build in which floatX and real may be one type; in the build planned for they are two
     Plan one = plan_of("--hardware dgx-h200 --model 124M --batch 64 --micro-batch 64 ");
     OperationTable all = one.stages[0].run.operations(make_schedule(0, pipeline_shape(one.o, 1, 64)));
     double n = (double)parameter_table(one.shape).elements, moved = all.at("adamw").bytes / n;

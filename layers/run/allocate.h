@@ -1,16 +1,16 @@
 // allocate.h   a rank's memory: one walk over all tensors measures it, the same walk then places them
-//   Memory is allocated once, before the first step, in arenas: parameters, gradients, activations, with
-//   --fp8 weights in 8 bits, scratch, the GEMMs' workspace, the optimizer. Each is measured by a walk that
-//   only counts and placed by the same walk (base/arena.h): what is printed at the start, and a plan, show
+//   Memory is allocated once, before the first step, in arenas: parameters, gradients, activations, 8-bit
+//   weights (with --fp8), scratch, the GEMMs' workspace, the optimizer. Each is measured by a walk that only
+//   counts and placed by the same walk (base/arena.h), so the table printed at the start, and a plan, show
 //   exactly what is taken. What each tensor is: model/activations.h
 //   To add a scratch buffer, or one of the LM head: a pointer in Scratch or LmHeadActivations, and a line in
-//   its place(); what inference needs too stands before `if (!setup.training) return`. Add scratch to the
-//   list in plan/invariants.h as well: what is not there is not watched. The optimizer's: place(Optimizer).
+//   its place(); scratch that inference also needs goes before `if (!setup.training) return`. Add scratch to
+//   the list in plan/invariants.h too: what is not listed is not checked. The optimizer's: place(Optimizer).
 //   To add an activation to a block: a pointer in BlockActivations, above `shares`, and a line in place(),
-//   which both measures and places it, or in place_shareable(), if light recomputation shall recompute it and
-//   backward with --fp8 does not read it; it is computed before block.h's down_forward(). A tensor that is
-//   not placed fails ./test_gpt training; one that blocks share by mistake fails scripts/test_parallel.py
-//   or, with --fp8, ./test_gpt training.
+//   which both measures and places it, or in place_shareable(), if light recomputation is to recompute it and
+//   backward with --fp8 does not read it; compute it before block.h's down_forward(). A tensor that is not
+//   placed fails ./test_gpt training; one that blocks share by mistake fails scripts/test_parallel.py or,
+//   with --fp8, ./test_gpt training.
 #pragma once
 #include "../base/arena.h"
 #include "../model/optimizer.h"
@@ -35,7 +35,7 @@ Allocation allocate(const char* name, Walk walk) {
 
 // ---- activations -----------------------------------------------------------------------------------------
 
-// rows that a buffer of the residual stream must hold; text that is generated between steps has T whole rows
+// rows that a buffer of the residual stream must hold; text generated between steps needs T unsharded rows
 inline long row_capacity(const Model& model) {
     long rows = model.tp.rows(model.max_rows());
     return model.setup.samples_text ? std::max<long>(rows, model.shape.T) : rows;
@@ -46,14 +46,14 @@ inline void place(Arena& arena, Fp8Input& x, long N, long C) {
     x.scale = arena.take<Fp8Scale>(1);
 }
 
-// Places what blocks may share: place_activations() then places one set and every block copies its pointers;
-// otherwise each block has a set of its own
+// Places what blocks may share: if they do, place_activations() places one set, whose pointers every block
+// copies; otherwise each block has a set of its own
 inline void place_shareable(Arena& arena, BlockActivations& a, const Model& model) {
     const ModelShape& shape = model.shape;
     long N_r = row_capacity(model);
     a.ln1 = arena.take_x(N_r * shape.C);
     a.ln2 = arena.take_x(N_r * shape.C);
-    // GELU's output is made in 8 bits only, but in packed batches
+    // with --fp8 GELU's output exists in 8 bits only, except in packed batches
     if (!model.setup.fp8 || model.setup.packs)
         a.act = arena.take_x((long)model.max_rows() * 4 * (shape.C / model.tp.group.size));
 }
@@ -276,7 +276,7 @@ struct TensorPart {
     long at, n, state_offset;
 };
 
-// of p, which is table.list[parameter], in the slice of its bucket; n is 0 where nothing of it is there
+// the part of p = table.list[parameter] that lies in `slice`, of its bucket; n is 0 if none of it does
 inline TensorPart owned_part(int parameter, const Parameter& p, const Slice& slice) {
     long from = std::max(slice.at, p.offset), to = std::min(slice.at + slice.n, p.offset + p.size);
     return {parameter, from, std::max(0L, to - from), slice.state_offset + from - slice.at};

@@ -1,14 +1,14 @@
-// bench_gemms.h   the 15 GEMMs of a step alone: what the autotuner chose, and what else there would be
+// bench_gemms.h   the 15 GEMMs of a step alone: what the autotuner chose, and the alternatives
 //   One JSON line for each GEMM. Rates are those under load (bench_kernels.h), in TFLOP/s, times in µs:
 //     "chosen", "of"       the choice's place in cuBLASLt's list, and the list's length
 //     "tuned_us"           what it took when it was timed for the choice
 //     "began", "ended"     when it was measured under load, in seconds since 1970
 //     "us", "tflops"       under load;  "first_tflops": in the first 50 ms
-//     "separate_us"        the GEMM without its epilogue, and the kernels that do the epilogue's work; of
-//                          down's dx also up's bias gradient, which behind the epilogue costs a kernel more
+//     "separate_us"        the GEMM without its epilogue, plus the kernels that do the epilogue's work; for
+//                          down's dx also up's bias gradient, which with the epilogue takes another kernel
 //     "best", "best_of", "best_us", "best_workspace"   the fastest of 64 candidates with 256 MiB, under load
-//   Then, where there is a GPU, what three of them lose beside a kernel that holds 16 SMs, as a collective
-//   does: "beside_us"; and, if cuBLASLt is told of it (SM_COUNT_TARGET), "told_us".
+//   Then, on a GPU, what three of them lose beside a kernel that holds 16 SMs, as a collective does:
+//   "alone_us", "beside_us" and, with cuBLASLt's SM_COUNT_TARGET set to the SMs that are left, "told_us".
 #pragma once
 #include "../base/timed_event.h"
 #include "bench_kernels.h"
@@ -27,7 +27,7 @@ __global__ void hold_sms_kernel([[maybe_unused]] unsigned long long nanoseconds)
 class GemmsOfStep {
     static constexpr size_t room = 256 << 20;
     static constexpr int asked = 64, held_sms = 16;
-    double load;  // seconds of each measurement
+    double load;  // seconds of a main measurement; the others take fractions of it
     BenchBuffers buffers;
     void* workspace;
 

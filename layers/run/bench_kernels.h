@@ -267,8 +267,8 @@ private:
     }
 };
 
-// Seconds that a call takes when it is repeated for so many: a GPU needs about one to come to the clock rate
-// that its power limit allows under this load. `first`, if given: of the first 50 ms
+// Seconds per call when repeated for at least `least` seconds: a GPU needs about one second to settle at the
+// clock rate that its power limit allows under this load. `first`, if given: the same, in the first 50 ms
 template <class Run>
 double sustained(double least, Run run, double* first = nullptr) {
     run();

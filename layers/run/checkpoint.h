@@ -42,7 +42,7 @@ inline std::string partial_folder(const std::string& dir, long step) {
     return dir + "/." + step_name(step) + ".partial";
 }
 
-// in index.json: mean, variance and seen of losses, the same of norms; spikes in a row
+// in index.json: mean, variance and count of the losses, then of the norms; spikes in a row
 inline std::string spikes_text(const RunState& s) {
     std::string out = "[";
     for (const RunningStatistics* r : {&s.losses, &s.norms})
@@ -107,7 +107,7 @@ inline void drop_old_checkpoints(const std::string& dir, long step, long keep) {
     long whole = 0;
     for (auto& name : list_checkpoints(dir)) {
         std::string folder = dir + "/" + name;
-        if (fs::is_symlink(folder)) continue;  // what it points to is another's
+        if (fs::is_symlink(folder)) continue;  // what it points to is not ours to remove
         if (step_of(name) > step || whole < keep) {
             whole += step_of(name) <= step && is_complete(folder);
             continue;
@@ -132,7 +132,7 @@ inline void swap_folders(const std::string& a, const std::string& b) {
 
 // ---- reading ---------------------------------------------------------------------------------------------
 
-// not passed over: a run that went on from an older one would write over what a newer program has saved
+// not skipped: a run that resumed from an older one would overwrite what a newer program has saved
 struct NewerFormat : Error {
     using Error::Error;
 };
@@ -391,7 +391,7 @@ struct Checkpoint {
         return true;
     }
 
-    // values [from, from + n) of a piece, which are Stored
+    // copies values [from, from + n) of a piece; Stored: their type on disk
     template <class Stored>
     static void copy_values(real* out, const char* data, long from, long n) {
         for (long i = 0; i < n; i++) {
@@ -492,7 +492,7 @@ inline bool is_complete(const std::string& folder) {
     }
 }
 
-// what to give instead of a folder without checkpoints
+// advice on what to give instead of a folder that holds no checkpoints
 inline std::string folder_with_checkpoints(const std::string& dir) {
     std::error_code ignored;
     for (auto& entry : std::filesystem::directory_iterator(dir, ignored)) {

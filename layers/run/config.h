@@ -42,9 +42,9 @@ constexpr int gpt2_vocabulary = 50257;
 using Field = std::variant<int Options::*, long Options::*, double Options::*, bool Options::*,
                            std::string Options::*, std::vector<std::string> Options::*>;
 // Whether a resumed run takes an option from its checkpoint, if it was given there and is not given here.
-// Never: what belongs to the machine (layout, kernels), names files, is of this command alone or (the model's
-// sizes, the seed) is read from the checkpoint itself. The micro-batch, which belongs to both machine and
-// recipe, is taken where that is possible: micro_batch_of_checkpoint()
+// Never: what belongs to the machine (layout, kernels), names files, concerns this command alone or (the
+// model's sizes, the seed) is read from the checkpoint itself. The micro-batch, which belongs to both machine
+// and recipe, is taken if possible: micro_batch_of_checkpoint()
 enum class Inherit { always, with_save, never };
 
 // field: where its value is stored; `auto` is stored as `automatic`
@@ -322,7 +322,7 @@ inline std::string help_text() {
 
 // ---- the model's shape -----------------------------------------------------------------------------------
 
-// of sizes like 124M or 6.7B, the nearest in parameters; for other words, the nearest in letters
+// for a size like 124M or 6.7B, the nearest in parameters; for any other word, the nearest in spelling
 inline std::string nearest_size(const std::string& name, const std::vector<std::string>& names) {
     auto size_of = [](const std::string& s) {
         char* end;

@@ -100,7 +100,7 @@ public:
         if (fd >= 0 && (holder(fd) != mine || ftruncate(fd, 0) == 0)) close(fd);
     }
 
-    // fails if the folder of that name is not the one that was locked: then another run may write there
+    // fails if the folder's name no longer leads to the one that was locked: another run may write there now
     void check_folder() const {
         struct stat ours = {}, there = {};
         bool same = fstat(fd, &ours) == 0 && stat(path.c_str(), &there) == 0 && ours.st_ino == there.st_ino &&
@@ -108,7 +108,7 @@ public:
         if (!same)
             fail("--save %s: is no longer the folder that this run has locked: it was renamed, removed or "
                  "replaced: give it its name back", path.substr(0, path.rfind('/')).c_str());
-        if (std::string now = holder(fd); now != mine)  // this run had stood still, and so had its heartbeat
+        if (std::string now = holder(fd); now != mine)  // this run was suspended, and so was its heartbeat
             fail("--save %s: %s has taken it over and writes there: go on from its checkpoints, or choose "
                  "another folder", path.substr(0, path.rfind('/')).c_str(), now.c_str());
     }

@@ -104,7 +104,7 @@ inline void check_metrics(const Run& run) {
     if (run.trains()) lock_metrics(path);
 }
 
-// whether the run that goes on is the one that the checkpoint's run wrote this file for
+// whether this run continues the resumed run's file: it saves where it resumes, with the same --metrics
 inline bool continues_metrics(const Run& run) {
     const Options& o = run.options;
     std::error_code none;
@@ -114,8 +114,8 @@ inline bool continues_metrics(const Run& run) {
 }
 
 // Continues the metrics file from the resumed checkpoint: drops the lines of later steps, which will be run
-// again. The file of another run, which a new one, or one with other numbers or none at this step is, is
-// renamed FILE.previous, or FILE.previous-2 and so on; a branch of a run leaves a copy of it there.
+// again. Another run's file (this run is new, or the file lacks this step or counts other tokens at it) is
+// renamed FILE.previous, or FILE.previous-2 and so on; a branch of a run does so too, and copies its lines.
 inline void open_metrics(const Run& run) {
     const std::string& path = run.options.metrics;
     if (path.empty() || !run.is_rank0() || run.state.step >= run.last_step) return;
@@ -144,7 +144,7 @@ inline void open_metrics(const Run& run) {
         printf("note: %s has %zu steps %s now in %s\n", path.c_str(), lines.size(), what.c_str(),
                aside.c_str());
     }
-    if (!sets_aside && in_order)  // takes no room on a full disk
+    if (!sets_aside && in_order)  // needs no room: the disk may be full
         return std::filesystem::resize_file(path, kept.size());
     write_file(path, kept);
     lock_metrics(path);  // of the new file

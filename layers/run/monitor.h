@@ -1,5 +1,5 @@
 // monitor.h   monitors across steps: flipped bits, slow ranks
-//   Flipped bits: each rank checks itself, with --check-every; after each update: check_state (trainer.cpp).
+//   Flipped bits: each rank checks itself, with --check-every; after updates: check_state (trainer.cpp).
 //   Slow ranks: rank 0 compares all.
 #pragma once
 #include <functional>
@@ -10,8 +10,8 @@
 // What --check-every checks within a step (replicas.h compares across ranks): parameters must not change
 // between their all-gather and the update, and computing the gradients twice must give the same bits. This
 // finds bits that flip in parameters, gradients or activations, and devices that compute wrongly. The
-// constructor computes the gradients, twice: forward and backward of all micro-batches, compared before they
-// are reduced over d, which follows. The update is made once.
+// constructor runs forward and backward of all micro-batches twice, takes a checksum of each result, then
+// reduces the gradients over d; error() compares. The update is made once.
 class RepeatedStep {
     Model& model;
     Optimizer& optimizer;

@@ -1,5 +1,5 @@
-// packed_state.cuh   optimizer state, however it is stored (adamw.cuh), as real values, and back: for
-//   saves and resumes
+// packed_state.cuh   converts optimizer state, however it is stored (adamw.cuh), to real values and back,
+//   for saves and resumes
 #pragma once
 #include "../adamw.cuh"
 #include "../base/operation.h"
@@ -19,7 +19,7 @@ HOST_DEVICE void set_state(const State& state, StateKind kind, long i, real x) {
     else round_stochastically((kind == MomentM ? state.m : state.v)[i], x, 0x8000);
 }
 
-// values (n) = those of the state, however they are stored; or, with `back`, the state's = values
+// values (n) = the state's, converted to real; or, with `back`, the state's = values
 template <class State>
 struct CopyState {
     real* values;

@@ -1,6 +1,6 @@
 // replicas.h   --check-every N: every N-th step computes its gradients twice, and parameters must not change
-//   meanwhile (RepeatedStep, monitor.h); after it, here, replicated state is compared over ranks.
-//   What is compared are checksums that each rank's device makes (sum_bits.cuh).
+//   meanwhile (RepeatedStep, monitor.h). After such a step, replicated state is compared across ranks, here,
+//   by checksums that each rank's device computes (sum_bits.cuh).
 //   over t      replicated tensors: parameters, and the owned part of low_bits, m, v
 //   over d      all parameters; if not sharded (--zero 0), low_bits, m and v too
 //   first and last stage   the token embedding: parameters, and the owned part of low_bits, m and v
@@ -24,7 +24,7 @@ inline std::vector<int64_t> tensor_checksums(Model& model, const Optimizer& o) {
         auto add_part = [&](int k, const auto* x) {
             add(4 * part.parameter + k, x + part.state_offset, part.n);
         };
-        if (o.low_bits) add_part(1, (const bf16*)o.low_bits);  // as wide
+        if (o.low_bits) add_part(1, (const bf16*)o.low_bits);  // also 16 bits wide
         for (int k : {2, 3}) {
             const void* moment = k == 2 ? o.m : o.v;
             if (o.moment_bytes == sizeof(bf16)) add_part(k, (const bf16*)moment);

@@ -72,12 +72,12 @@ inline void take_options(Run& run, Inherit kind) {
         check_values(option, value);
         if (!is_possible_here(o, name, value[0])) continue;
         set_option(o, option, value);
-        if (name == "model") o.given.erase(name);  // for its defaults: the sizes are the checkpoint's
+        if (name == "model") o.given.erase(name);  // wanted for its defaults: the sizes are the checkpoint's
     }
 }
 
-// The learning rate goes on where it was: without options for it, its schedule is the checkpoint's, also if
-// the run becomes longer
+// The learning rate continues where it was: without options for it, it follows the checkpoint's schedule,
+// even if the run becomes longer
 inline void take_schedule(Run& run) {
     Options& o = run.options;
     std::map<std::string, std::string>& saved = run.checkpoints[0].options;
@@ -115,7 +115,7 @@ inline bool saves_back(const Options& o) {
 // what a run that resumes takes from its checkpoint, beyond the model
 inline void resume_options(Run& run) {
     Options& o = run.options;
-    // an option that changes what forward computes would be taken for inference too: there is none
+    // options that change what forward computes would have to be taken for inference too; there are none
     if (run.checkpoints.empty() || o.inference()) return;
     take_options(run, Inherit::always);
     if (run.checkpoints[0].has_moments()) take_schedule(run);
@@ -156,8 +156,8 @@ inline void open_vocabulary(Run& run) {
     run.state.tokenizer = run.vocabulary->kind;
 }
 
-// the micro-batch given to the checkpoint's run, where it divides this one's share of the batch: with it the
-// same layout gives the same bits; or 0
+// the micro-batch of the checkpoint's run, if it divides this run's share of the batch (the same layout then
+// gives the same bits), else 0
 inline int micro_batch_of_checkpoint(const Run& run, int share) {
     if (run.checkpoints.empty()) return 0;
     auto before = run.checkpoints[0].options.find("micro-batch");
@@ -196,12 +196,12 @@ inline void resolve_batch(Run& run) {
     int share = common / d;
     if (!o.has("micro-batch")) {
         o.micro_batch = micro_batch_of_checkpoint(run, share);
-        if (o.micro_batch) o.given.insert("micro-batch");  // for those who resume this run in turn
+        if (o.micro_batch) o.given.insert("micro-batch");  // for runs that resume from this one
     }
     run.automatic_micro_batch |= o.micro_batch == automatic;
     if (o.micro_batch == automatic) o.micro_batch = 1;  // until choose_micro_batch()
     int part = std::max(1, o.micro_batch ? o.micro_batch : std::min(4, share));
-    if (o.batch / d / part > 1 << 16 && o.plan != "search")  // which has more replicas than this one
+    if (o.batch / d / part > 1 << 16 && o.plan != "search")  // a search has more replicas than this one
         fail("--batch %d: makes more than %d micro-batches a step on each replica: choose a larger "
              "--micro-batch, or a smaller --batch", o.batch, 1 << 16);
 
@@ -267,7 +267,7 @@ inline void resolve_schedule(Run& run) {
     if ((real)o.beta1 >= 1 || (real)o.beta2 >= 1)
         fail("--beta1 %.10g --beta2 %.10g: want less than 1, in the %zu bits that they are computed with",
              o.beta1, o.beta2, 8 * sizeof(real));
-    if (!((real)o.epsilon > 0))  // a moment of 0 would be divided by it
+    if (!((real)o.epsilon > 0))  // where v is 0, m is divided by it alone
         fail("--epsilon %g: wants more than 0: give 1e-8, or another that %zu bits can hold", o.epsilon,
              8 * sizeof(real));
     if (o.top_p <= 0 || o.top_p > 1) fail("--top-p %g: wants more than 0, at most 1", o.top_p);
@@ -428,7 +428,7 @@ inline void check_data_vocabulary(Run& run) {
     }
 }
 
-// --save is a folder that can be written, and holds no other run
+// checks that --save is a folder that can be written and holds no other run
 inline void check_save_folder(const Options& o) {
     if (o.save.empty())
         for (const char* name : {"save-every", "save-seconds", "mtbf"})

@@ -2,8 +2,8 @@
 //   Each rank reads the state it owns in a background thread, while all ranks exchange their status, so that
 //   a slow disk is not mistaken for a hang. If the optimizer is sharded, a data-parallel rank reads only its
 //   slice of the master weights and moments; parameters are rounded from the slices and all-gathered. If the
-//   layout is unchanged, each byte of the sharded state is read once, except what t ranks, or the two ends of
-//   a pipeline, hold alike; for another layout, Checkpoint::read assembles each new shard. If a rank finds
+//   layout is unchanged, each byte of the sharded state is read once, except what is replicated over t, or on
+//   the first and last stage; for another layout, Checkpoint::read assembles each new shard. If a rank finds
 //   damage, nothing of that checkpoint is used: all ranks fall back to the next older one.
 #pragma once
 #include "../../comm/mpi/sum_over.h"
@@ -89,7 +89,7 @@ inline std::string options_left_behind(const Run& run, const Checkpoint& checkpo
     return out;
 }
 
-// a number to ten digits, which hides what its last bits add; other values as they are
+// a number to ten digits, to hide the noise in its last bits; other values as they are
 inline std::string brief(const std::string& value) {
     char* end;
     double number = strtod(value.c_str(), &end);
@@ -163,7 +163,7 @@ inline bool load_newest(Run& run, Model& model, Optimizer* optimizer) {
     return false;
 }
 
-// the same, or the run ends. What only reads looks again: a run that trains may have dropped what was opened
+// load_newest(), or the run ends. Inference looks again: a training run may have dropped what was opened
 inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
     bool loaded = load_newest(run, model, optimizer);
     for (int look = 0; !loaded && !run.trains() && look < 3; look++) {

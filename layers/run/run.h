@@ -20,7 +20,7 @@ struct Vocabulary;  // data/tokenizer.h
 // what each means: the table in config.h, or ./train_gpt --help
 
 constexpr int automatic = -1;  // a number given as `auto`, resolved later
-constexpr long most_rows = 1 << 28;  // B * T: some products with them are counted in 32 bits
+constexpr long most_rows = 1 << 28;  // B * T: some products of it are computed in 32 bits
 
 struct Options : OptimizerOptions {
     std::string model = "124M";
@@ -129,7 +129,7 @@ struct RunState {
     std::string tokenizer;  // "bytes", "bpe" or ""
     uint64_t vocabulary_sum = 0;  // checksum of vocab.bpe
     std::map<uint64_t, int> choices;  // the autotuner's: see fast/autotune.h
-    RunningStatistics losses = {}, norms = {};  // of the steps that were updates, for --spike-z
+    RunningStatistics losses = {}, norms = {};  // of steps that made their update, for --spike-z
     int spikes_since_progress = 0;  // skipped since an update; rollbacks since a new checkpoint
 
     void advance(int batch, uint64_t batch_tokens) {

@@ -153,7 +153,7 @@ inline void verify_rank_file(const std::string& folder, int rank, const Snapshot
 }
 
 // Each rank verifies its share of the older checkpoints that --keep counts. A damaged one is marked and no
-// longer counts, so an older checkpoint is kept in its stead. false: one could not be read, or not be marked
+// longer counts, so an older checkpoint is kept in its stead. false: one could not be read, or not marked
 inline bool verify_older(const std::string& dir, long step, long keep, const comm::Group& world) {
     bool all_known = true;
     for (auto& name : list_checkpoints(dir)) {
@@ -269,7 +269,7 @@ private:
 
 public:
     // allocates the snapshot's memory now, not in the middle of a run
-    // lock: on --save, of the rank that has it
+    // lock: on --save, on the rank that holds it; elsewhere nullptr
     CheckpointWriter(const Run& run, const Model& model, const Optimizer& optimizer, const FolderLock* lock)
         : run(run), optimizer(optimizer), lock(lock), tensors(model.table.tensors), began(seconds()),
           due_since(began) {
@@ -402,7 +402,7 @@ private:
     void make_partial() const {
         if (lock) lock->check_folder();
         std::string partial = partial_folder(run.options.save, state.step);
-        // --save itself is not made again: it is gone, or has another name
+        // --save itself is not created again if it was removed or renamed
         if (mkdir(partial.c_str(), 0777) != 0 && errno != EEXIST)
             fail("%s: cannot be made: %s", partial.c_str(), strerror(errno));
     }
@@ -442,7 +442,7 @@ private:
             try {
                 if (lock) lock->check_folder();
             } catch (const Error&) {
-                return;  // what lies there is another run's
+                return;  // what is there belongs to another run
             }
             FolderLock::remove_leftovers(run.options.save);
             if (at != Verify) return;

@@ -1,4 +1,4 @@
-// schedules.h   which pipeline schedules a run's options ask for, and whether they can be
+// schedules.h   which pipeline schedules a run's options ask for, and whether they are possible
 #pragma once
 #include <algorithm>
 #include <map>
@@ -27,8 +27,8 @@ inline void check_pipeline(const PipelineShape& s) {
              "micro-batches: choose a larger --batch (in a ramp: --ramp-start), a smaller --micro-batch, or "
              "--pipeline-chunks 1 without --pipeline-group",
              s.chunks, s.p, s.micro_batches, s.p);
-    // so many messages from the first stage to the last may wait, one behind the other, for their receives:
-    // at most 6 entries each of the device's queue of some 1,000, in which the host must not get stuck
+    // this many messages from the first stage to the last may queue for their receives; each takes at most 6
+    // of some 1,000 entries of the device's launch queue, and the host blocks once that is full
     constexpr int most_waiting = 128;
     if (s.interleave_group - s.p > most_waiting)
         fail("--pipeline-group %d over %d stages: wants at most %d: give a smaller one, or fewer "

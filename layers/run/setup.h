@@ -1,5 +1,5 @@
-// setup.h   what a rank derives from the resolved options: sizes, which --plan shares, and the choices that
-//   training times before its first step
+// setup.h   what a rank derives from the resolved options: sizes, which --plan uses too, and the choices
+//   that training makes by timing before its first step
 #pragma once
 #include <map>
 #include <vector>

@@ -1,7 +1,7 @@
 // signals.h   signals that end a run after its step, with a checkpoint
-//   SIGINT, SIGTERM and SIGUSR1; SIGHUP, when a terminal is closed, unless nohup has it ignored; and SIGPIPE,
-//   when nobody reads what is printed. Rank 0 says so at once. If the step does not end, the same signal
-//   seconds later ends the process.
+//   SIGINT, SIGTERM and SIGUSR1; SIGHUP, when a terminal is closed, unless nohup ignores it; and SIGPIPE,
+//   when nobody reads what is printed. Rank 0 says so at once. If the step does not end, any of these but
+//   SIGPIPE, 3 seconds or more after the first, ends the process.
 #pragma once
 #include <signal.h>
 #include <time.h>
@@ -12,7 +12,7 @@ namespace stop_signal {
 inline volatile sig_atomic_t is_requested = 0, is_noticed = 0, speaks = 0, is_alone = 1;
 inline volatile time_t first = 0;
 
-inline time_t now() {  // whatever is done to the clock
+inline time_t now() {  // does not jump if the clock is set
     struct timespec t = {};
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec;
@@ -50,7 +50,7 @@ inline void catch_stop_signals(bool speaks, bool is_alone) {
     }
 }
 
-// some rank has noticed one, and all stop: a second one does not end the last save
+// the run is about to end: a further signal must not interrupt the last save
 inline void notice_stop_signal() { stop_signal::is_noticed = 1; }
 
 // at a step's end: whether the run is to stop

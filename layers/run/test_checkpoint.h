@@ -41,7 +41,7 @@ void check_bf16_moments(const char* master_weights) {
     check(other.train(samples, 1e-2) == next && other.train(samples, 1e-2) == after,
           "bf16 moments: goes on to the last bit");
 
-    // the update is made of what is not yet rounded: the first is the same, whatever is kept of it
+    // an update uses the moments before they are rounded: the first is the same, however they are stored
     wide.train(samples, 1e-2);
     check(wide.train(samples, 1e-2) == after, "bf16 moments, resumed with those of fp32: the first update");
     double third = other.train(samples, 1e-2);
@@ -122,7 +122,7 @@ void test_checkpoint() {
     refuses("holds no readable checkpoint", [&] { find_checkpoints(dir); });
     refuses("/nowhere: does not exist", [&] { find_checkpoints("/nowhere"); });
 
-    // a tensor put together from boxes and parts of them, as several ranks would have written it
+    // a tensor assembled from shards and parts of shards, as several ranks would have written it
     save(2);
     Checkpoint c(dir + "/" + step_name(trial.step));
     const Parameter& p = trial.model.table.block(1, UP_W);
@@ -152,7 +152,7 @@ void test_checkpoint() {
     c.read(got, p, 0);
     check(parts.size() == 3 && got == want, "a tensor cut in columns comes together");
 
-    // a rank's rows of it, and of these some
+    // a shard of it, and only some of the shard's values
     Parameter mine = p;
     mine.start = {7, 2};
     mine.count = {9, 4};
@@ -169,8 +169,8 @@ void test_checkpoint() {
     pieces[0].first = 1;
     refuses("from value 1 of", [&] { c.read(got, p, 0); });
 
-    // what is kept: the newest that are whole, up to the one just written; nothing that is not a checkpoint
-    // goes
+    // what is kept: the newest complete ones, up to the one just written; what is not a checkpoint is never
+    // removed
     std::string keeps = scratch_folder + "/keeps", old = dir;
     dir = keeps;
     fs::create_directories(keeps + "/step-by-step1");
@@ -190,7 +190,7 @@ void test_checkpoint() {
     check(list_checkpoints(keeps).size() == 4 && is_complete(keeps + "/step-00000003"),
           "saved again over itself");
 
-    // data that were damaged after they were written count no longer, and nothing is removed for them
+    // a checkpoint damaged after it was written no longer counts, so an older one is kept in its stead
     patch(keeps + "/step-00000003/rank-00000.bin", 50, "x");
     trial.step = 5;
     save(2);

@@ -31,7 +31,7 @@ void test_options() {
         if (form.kind == OptionForm::Whole || form.kind == OptionForm::Number)
             refuses(text("number from %g", form.least).c_str(),
                     [&] { options_of({text("--%s", form.name), text("%g", form.least - 1)}); });
-    // whose least value is what it must be: below it lies nonsense
+    // the least values themselves: anything below would be nonsense
     for (const char* name : {"clip", "weight-decay"}) check(find_form(option_table, name).least == 0, name);
     check(find_form(option_table, "keep").least == 1, "at least one checkpoint is kept");
     refuses("options begin with --", [] { options_of({"layers"}); });

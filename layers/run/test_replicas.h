@@ -1,4 +1,4 @@
-// test_replicas.h   what ranks hold alike and one of them changes is found (--check-every)
+// test_replicas.h   replicated state that one rank has changed is found (--check-every)
 //   mpirun -n 4 ./test_gpt replicas
 #pragma once
 #include "../../comm/mpi/make_grid.h"

@@ -114,8 +114,8 @@ static void enqueue_as_graph(Model& model, Trainer& trainer, int batch, const st
     comm::watch_graph(model.grid.world, model.stream);
 }
 
-// A step is no graph while a listener observes its operations, if it is computed twice, or in the first step
-// of several ranks: what libraries set up at first use cannot be captured (tune() has done it for one rank)
+// A step is not run as a graph if a listener observes its operations, if it is computed twice, or if it is
+// the first on several ranks: libraries' setup at first use cannot be captured (tune() did it for one rank)
 void enqueue_step(const Run& run, Trainer& trainer, int batch, const std::function<void()>& gradients,
                   const std::function<void()>& update) {
     Model& model = *trainer.model;
@@ -184,8 +184,8 @@ void await_samples(Trainer& trainer) {
     comm::end_on_error(std::exchange(trainer.data_error, ""));
 }
 
-// The sum of losses of each sequence in the first `micro_batches`, on the last stage: reports have losses by
-// set of the blend; what the device sums for its decision (adamw.cuh) is all of them
+// The sum of losses of each sequence in the first `micro_batches`, on the last stage: reports list losses by
+// set of the blend, whereas the device, for its decision (adamw.cuh), sums all of them
 static std::vector<double> sequence_losses(Model& model, int micro_batches) {
     std::vector<real> losses((size_t)micro_batches * model.max_rows());
     if (!losses.empty())
@@ -302,7 +302,7 @@ bool evaluate_loss(std::optional<double>& loss, Run& run, Trainer& trainer) {
         for (uint64_t sample : chosen) counted += (double)run.validation->counted(sample);
     }
     loss = sum / std::max(1.0, counted);
-    if (!std::isfinite(*loss) && run.is_rank0())  // which a last step does not notice by its own loss
+    if (!std::isfinite(*loss) && run.is_rank0())  // the last step's own loss would not show it
         fprintf(stderr, "step %ld: the validation loss is not finite: checkpoints from here on are useless: "
                 "go on from an earlier one (--resume-before)\n", run.state.step);
     return true;
@@ -396,7 +396,7 @@ static void check_save_attempts(const Run& run, const Trainer& trainer) {
 
 static void save_now(Run& run, Trainer& trainer) {
     if (run.options.save.empty() || !trainer.writer) return;
-    notice_stop_signal();  // no step follows that would
+    notice_stop_signal();  // no further step will do it
     double patience = trainer.writer->is_stuck() ? save_patience() : INFINITY;
     if (!finish_save(run, trainer, patience))
         comm::end_on_error(text("step %ld is not saved: an earlier save has been running for %.0f s: check "
@@ -440,7 +440,7 @@ static void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     open_checkpoints(run, exit_diverged);
     comm::check_ranks_agree(file_fingerprints(run));
 
-    // autotuning choices made since that checkpoint still belong to the run, and spikes are counted on
+    // autotuning choices made since that checkpoint still belong to the run, and the count of spikes goes on
     std::map<uint64_t, int> choices = run.state.choices;
     int spikes = run.state.spikes_since_progress;
     trainer.model->await_parameters();

@@ -39,7 +39,7 @@ struct Trainer {
     ~Trainer();
 };
 
-// what a trainer has beside model and optimizer, once these have their values
+// sets up what a trainer has besides model and optimizer, once these hold their values
 void prepare_training(Run& run, Trainer& trainer);
 
 // ---- in a step -------------------------------------------------------------------------------------------
@@ -89,6 +89,6 @@ void lock_save_folder(const Run& run, Trainer& trainer);
 // for a run that is already at its end: says so, and what the validation loss is
 void report_nothing_to_do(Run& run, Trainer& trainer);
 
-// after the last step: the last save, unless no step was taken and the checkpoint is there; what was drawn
-// from each set of a blend
+// after the last step: saves, unless no step was taken and the checkpoint is there already; prints what was
+// drawn from each set of a blend
 void end_training(Run& run, Trainer& trainer, bool has_begun);

@@ -15,7 +15,7 @@ inline real* kept_as_real(const Model& model, const Optimizer& optimizer, StateK
     return (real*)(kind == MomentM ? optimizer.m : optimizer.v) + state_offset;
 }
 
-// between steps, where nothing listens
+// runs an operation between steps, when no listener is attached
 template <class Operation>
 void compute_now(const Operation& o, Stream s) {
     if constexpr (HAS_KERNELS) o.gpu(s);

@@ -94,7 +94,7 @@ static Schedules open_run(Run& run, Trainer& trainer, InferenceJobs& jobs, int a
     run.grid = grid ? *grid : make_grid(o.tensor_parallel, o.pipeline_parallel, o.pipeline_chunks > 1);
     run.hosts = comm::gather_hosts(run.grid.world);
     int devices = share_devices() ? device_count() : 0;
-    FILE* out = o.inference() ? stderr : stdout;  // answers alone are on stdout
+    FILE* out = o.inference() ? stderr : stdout;  // stdout is for answers alone
     if (run.is_rank0()) fprintf(out, "%s", comm::host_notes(run.hosts, run.grid.t, devices).c_str());
     if (!host_is_device && run.grid.world.size > 1 && run.is_rank0() && omp_get_num_procs() < 4)
         fprintf(out, "note: a rank has %s: NCCL's threads, the reader's and the writer's share them: 8 are "
