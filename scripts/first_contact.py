@@ -31,7 +31,7 @@ PARTS = {
     "124M": (45, "a step's rate and its parts, the choices made for it"),
     "peers": (80, "other trainers, in turn with 124M"),
     "pytorch": (115, "PyTorch compiled, in its fastest forms, between two runs of 124M"),
-    "nccl": (100, "2 and 8 ranks that share the GPU over NCCL, beside one"),
+    "nccl": (100, "2, 4 and 8 ranks that share the GPU over NCCL, beside one"),
     "gemms": (95, "each GEMM of a step under load: the choice, others, PyTorch's, the clocks"),
     "1558M": (60, "a larger model, one and four micro-batches a step"),
     "fp8": (50, "124M and 1.3B in fp8 beside bf16, in turn"),

@@ -6,7 +6,7 @@
 #include "../run/values.h"
 #include "optimizer.h"
 
-struct Trial {  // a small model with its optimiser
+struct Trial {  // a small model with its optimizer
     Options options;
     Model model;
     Optimizer optimizer;

@@ -1,4 +1,4 @@
-// observe.cpp   what surrounds a run's steps: see observe.h
+// observe.cpp   observes a run's steps: see observe.h
 #include "observe.h"
 #include <sys/resource.h>
 #include <functional>

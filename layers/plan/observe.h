@@ -1,4 +1,4 @@
-// observe.h   what surrounds a run's steps: each is compared with its plan; --trace draws one, --record
+// observe.h   observes a run's steps: each is compared with its plan; --trace draws one, --record
 //   writes it down, --profile times some (observe.cpp)
 #pragma once
 #include <memory>
