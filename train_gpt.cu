@@ -10,7 +10,7 @@
 // ---- a step ----------------------------------------------------------------------------------------------
 
 // Forward and backward of this rank's micro-batches: their losses, and the sums of their gradients.
-// dloss: the gradient of the step's loss with respect to one token's
+// dloss: the gradient of the step's loss with respect to one token's loss
 void compute_gradients(Model& model, const Trainer& trainer, const StepSamples& samples, real dloss) {
     int B = model.setup.B, T = model.shape.T, micro_batches = samples.micro_batches;
     clear_losses(model);
@@ -28,8 +28,8 @@ void compute_gradients(Model& model, const Trainer& trainer, const StepSamples& 
     }
 }
 
-// One optimizer step over a global batch: load, forward, loss, backward, reduce, update. The host waits only
-// at the end: for the gradient norm, the checks of kernels and state, the next samples, and the losses.
+// One optimizer step over a global batch: load, forward, loss, backward, reduce, update. The host waits for
+// results only at the end: the gradient norm, the checks of kernels and state, the next samples, the losses.
 StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     Model& model = *trainer.model;
     Optimizer& optimizer = *trainer.optimizer;
@@ -51,19 +51,19 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
 
     auto gradients = [&] { compute_gradients(model, trainer, samples, dloss); };
     auto update = [&] {
-        complete_gradients(model);  // ends the sums over d; sums over t and wte's copies
+        complete_gradients(model);  // waits for the sums over d, then sums over t and over wte's copies
         update_parameters(model, optimizer);
     };
     enqueue_step(run, trainer, samples.batch, gradients, update);  // or launches the graph of an earlier step
 
-    // the host's first wait in the step, except inside MPI calls: for all that was enqueued
+    // the host's first wait in the step, MPI calls and after_operation() aside: for all that was enqueued
     UpdateDecision decision;
     copy_to_host(&decision, optimizer.decision, sizeof decision, model.stream);
     result.norm = decision.norm;
     result.updated = decision.will_update;
     run.state.advance(samples.batch, (uint64_t)tokens);
 
-    // and its other waits
+    // the host's other waits
     StepReports reports = exchange_reports(result, run, trainer, samples, start, waited);
     result.seconds = seconds() - start;
     return reports;

@@ -1,4 +1,4 @@
-// comm.h   communication between ranks; linked is one of comm_nccl.cpp, mpi/comm_mpi.cpp, mpi/comm_single.cpp
+// comm.h   communication between ranks; one of comm_nccl.cpp, mpi/comm_mpi.cpp, mpi/comm_single.cpp is linked
 //   A Group is an ordered set of ranks; every member makes the same calls in the same order.
 //     all_reduce       x (n)               each rank: partial values  -> each rank: SUM or MAX over the ranks
 //     reduce_scatter   in (size * n)       each rank: partial values  -> out (n): slice `rank` of the SUM
@@ -7,21 +7,21 @@
 //                      (in may be out + rank * n)
 //     send, receive    x (n)               to and from a rank of the group; those between group_begin() and
 //                      group_end() are posted before any is awaited
-//   n counts elements of floatX, real, double or int64. On a group of one, a call does at most copy. A comm
-//   stream cannot (over MPI it is not a CUDA stream), so there such a call must be in place.
+//   n counts elements of floatX, real, double or int64. In a group of one, a call copies at most. A comm
+//   stream cannot copy (over MPI it is not a CUDA stream): there such a call must be in place.
 //   On the compute stream a call is ordered among the computations. On a comm stream it runs concurrently
 //   with them, after what was enqueued on that stream before:
 //     wait_stream(comm_stream, compute)   comm_stream waits for what is enqueued on `compute` so far
 //     record_event(comm_stream)           an event at this point of comm_stream
 //     wait_event(compute, event)          `compute` waits for that event
-//   The calls of a group that are under way are all on one comm stream, or all on the compute stream: it
-//   changes only when the other has been awaited. model/pipeline.h has a table of the streams.
+//   A group's calls in flight are all on one comm stream, or all on the compute stream: it changes to another
+//   only when those on the first have been awaited. model/pipeline.h has a table of the streams.
 //   Each call has a label. A call that does not end within comm::timeout seconds ends the run: every rank of
 //   its group that still responds prints its last calls, and ranks that never arrived are named. Ranks meet
 //   before a group is made, with the same timeout; late ranks are named.
 //   What ends all ranks: an exception on one (comm::abort_all: MPI_Abort, at once), a failed collective check
-//   (collective_check.h), or a call that does not end (timeout, then seconds of asking who is late). But if
-//   data cannot be read, the step ends and is saved first (run/trainer.h).
+//   (collective_check.h), or a call that does not end (after the timeout, and seconds to ask who is late).
+//   But if data cannot be read, the step in progress ends and is saved first (run/trainer.h).
 #pragma once
 #include <stdint.h>
 #include <map>

@@ -24,8 +24,8 @@ std::vector<Posted> posted;  // calls of the open group
 
 struct CommStream {
     Event forked;
-    // events are reused: a wait for a reused one waits for a later point of the same stream; far fewer are
-    // ever outstanding (--pipeline-group: check_pipeline)
+    // events are reused: a wait for a reused one would wait for a later point of the same stream, but far
+    // fewer are ever outstanding (check_pipeline limits --pipeline-group)
     static constexpr int mark_slots = 1024;
     std::vector<std::unique_ptr<Event>> marks;
     bool is_captured = false;     // has joined the capture
@@ -53,11 +53,11 @@ ncclResult_t post_nccl(const Call& c, ncclComm_t comm) {
 
 // Loads all kernels eagerly: loading may wait for the device, which may wait for another rank. Gives each
 // stream its own hardware queue, so that comm streams do not queue behind one another. Connects all
-// algorithms of a communicator when it is made, not within a step. Leaves out NVLink's sums in the switch
-// where they are not repeatable: on drivers before CUDA 12.8's (NVIDIA/nccl, issues 1497 and 2360).
+// algorithms of a communicator when it is made, not within a step. Turns off sums in the NVSwitch (NVLS)
+// where they are not repeatable: with drivers before CUDA 12.8's (NVIDIA/nccl, issues 1497 and 2360).
 // Calls of several communicators begin in any order, as each finds room on the device (nccl_start.h). With
-// NCCL_LAUNCH_ORDER_IMPLICIT=1 they would begin in the host's: then a pipeline whose --pipeline-group is more
-// than p waits for ever, as neighbours' hosts have different orders.
+// NCCL_LAUNCH_ORDER_IMPLICIT=1 they would begin in the host's order: a pipeline whose --pipeline-group is
+// more than p would then hang, as neighbours' hosts have different orders.
 void start(int* argc, char*** argv) {
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);

@@ -9,17 +9,17 @@
 //
 //   A Link is one direction between two stages, with a communicator and a comm stream of its own: messages do
 //   not queue behind unrelated ones, and two neighbours that send to each other do not wait for each other.
-//   With several chunks per stage (wrap) the last stage also links to the first.
+//   With several chunks per stage the last stage also links to the first (wrap, mpi/make_grid.h).
 //
 //   Tensor parallelism (Megatron-LM): GEMMs into a layer are column-parallel, GEMMs out of it row-parallel:
-//   partial sums over all N rows, which are reduced. With sequence parallelism the rows of the residual
+//   they yield partial sums of all N rows, to be reduced. With sequence parallelism the rows of the residual
 //   stream are sharded over the ranks as well: rank r holds rows [r N / t, (r + 1) N / t); reductions become
 //   reduce-scatters, and rows are gathered before the next GEMM. Then N_r = N / t, otherwise N_r = N.
 //   To add a call: one line, here or in a layer's function, with its label and what each rank holds before
-//   and after (a new kind of collective: .github/CONTRIBUTING.md). Plans include it where a dry run comes by
+//   and after (a new kind of collective: .github/CONTRIBUTING.md). Plans include it where a dry run passes
 //   (layers and update, not schedules: plan/dry_run.h). If a rank omits the call or passes another count, the
-//   stand-in for NCCL names both ranks (bash scripts/test.sh nccl); over MPI a rank says MPI's reason and its
-//   last calls, at once or after --comm-timeout. If plan and run differ, every run says so
+//   stand-in for NCCL names both ranks (bash scripts/test.sh nccl); over MPI a rank prints MPI's error and
+//   its last calls, at once or after --comm-timeout. If plan and run differ, every run says so
 //   (scripts/test_parallel.py).
 #pragma once
 #include <algorithm>
@@ -36,7 +36,7 @@ struct Grid {
     int t = 1, d = 1, p = 1;                // ranks along each axis
     int tensor = 0, data = 0, stage = 0;    // this rank's coordinates
     comm::Group tp, dp, world;
-    comm::Group stages_on_host;             // all stages: the host's numbers only; messages take the Links
+    comm::Group stages_on_host;             // all stages: for the host's numbers only; messages use the Links
     comm::Group tied;                       // first and last stage, which both hold the token embedding
     Link forward_in, forward_out, backward_in, backward_out;
     Stream dp_stream = nullptr;             // for dp: gradients are reduced, parameters gathered

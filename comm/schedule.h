@@ -1,21 +1,21 @@
 // schedule.h   what a pipeline stage does in a step, in order: 1F1B, interleaved 1F1B, or forward only
 //   The model is split into p * v chunks of layers; chunk c of stage r is number c * p + r, so with v > 1 the
 //   last stage sends to the first. m micro-batches pass through all chunks, forward and backward.
-//     warm-up, v = 1:  min(p - r - 1, m) forwards; v > 1: min(m v, 2 (p - r - 1) + (v - 1) g) forwards
-//     then one forward, one backward, … (so warm-up + 1 forwards, if there are so many, precede the first
+//     warm-up, v = 1:  min(p - r - 1, m) forwards; v > 1: min(m v, 2 (p - r - 1) + (v - 1) g), g: see below
+//     then one forward, one backward, … (so warm-up + 1 forwards, if there are that many, precede the first
 //     backward); then the remaining backwards
 //     order of forwards: groups of g micro-batches; a group passes through one chunk after the other, in each
 //     chunk one micro-batch after the other. Order of backwards: the same with the chunks reversed. v > 1
 //     requires p <= g <= m, and m a multiple of g or m mod g >= p (arXiv 2104.04473; g is Megatron-LM's
 //     microbatch_group_size_per_vp_stage).
 //   Messages are exchanged between computations. The exchange before computation k sends the output of k - 1
-//   and receives the input of k + 1, one computation ahead: at most one send, and behind it one receive. Both
+//   and receives the input of k + 1, one computation ahead: at most one send, then one receive. Both
 //   are posted before either is awaited, and each direction has its own communicator and stream (Link,
 //   grid.h): neighbours that send to each other do not deadlock. Messages of one direction keep their order.
 //   Buffers are numbered: slots (a micro-batch's activations in a chunk, from Forward to Backward), input
 //   (what the chunk's first layer reads), dx. A buffer that was sent is overwritten only after that send has
 //   ended. layers/model/pipeline.h executes the list. In layers/plan, simulate.h plays all stages in virtual
-//   time, and schedule_checker.h verifies them: in ./test_gpt for many shapes, in --plan for the one wanted.
+//   time, and schedule_checker.h verifies them: in ./test_gpt for many shapes, in --plan for the run's.
 #pragma once
 #include <algorithm>
 #include <map>

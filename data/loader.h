@@ -1,5 +1,5 @@
 // loader.h   which tokens make up sample n: a function of n, T, the files' sizes, the seed, a blend's weights
-//   and, for its second set on, the set's name and place
+//   and, from its second set on, the set's name and position
 //   A sample is T + 1 tokens, T inputs and their targets, and overlaps the next in its file by one. Several
 //   files are one set; no sample spans two files. An epoch visits every sample once, in a shuffled order that
 //   is computed, not stored: a Feistel network over the samples' numbers, keyed by seed and epoch. So the
@@ -21,8 +21,8 @@
 
 // ---- a set ------------------------------------------------------------------------------------------------
 
-// where a permutation of 0 … n - 1, another in each epoch, takes index (Luby & Rackoff: a Feistel network
-// over the next even number of bits, walked until the image is below n)
+// the image of index under a permutation of 0 … n - 1, another in each epoch (Luby & Rackoff: a Feistel
+// network over the next even number of bits, applied until the image is below n)
 inline uint64_t permute(uint64_t index, uint64_t n, uint64_t key, uint64_t epoch) {
     int half = 1;
     while (half < 32 && 1ull << (2 * half) < n) half++;
@@ -53,7 +53,7 @@ inline void check_same_tokens(const TokenFile& a, const TokenFile& b, const char
 struct Loader {
     std::vector<TokenFile> files;
     std::vector<Answers> answers;  // per file; empty: the losses of all tokens count
-    std::vector<uint64_t> first_samples;  // number of each file's first sample; last: of all samples
+    std::vector<uint64_t> first_samples;  // index of each file's first sample; last: the number of samples
     int T, V = 0;
     uint64_t key;
 
@@ -88,7 +88,7 @@ struct Loader {
 
     int file_vocabulary() const { return files.empty() ? 0 : files[0].vocabulary; }
 
-    // read_at(index) follows
+    // starts to fetch what read_at(index) will read
     void expect(uint64_t index) const {
         size_t f = file_of(index);
         files[f].expect((index - first_samples[f]) * T, T + 1);

@@ -34,7 +34,7 @@ struct TokenFile {
     int end_of_text = -1;
     std::string kind;            // "bytes", "bpe", or "" where the format does not say
     size_t checksums = 0;        // offset of the checksums; 0: the format has none
-    std::vector<char> chunk;     // what a read goes through
+    std::vector<char> chunk;     // the buffer that reads go through
 
     explicit TokenFile(const std::string& given) : file(given), path(given) {
         if (file.size == 0) fail("%s: is empty: make it with ./tokenize", path.c_str());
@@ -107,7 +107,7 @@ struct TokenFile {
         return chunk.data() + (from - first);
     }
 
-    // read(out, from, n, V) follows
+    // starts to fetch what read(out, from, n, V) will read
     void expect(uint64_t from, uint64_t n) const {
         size_t unit = checksums ? token_chunk_bytes : 1, first = from * width / unit * unit;
         file.will_read(begin + first, ((from + n) * width - first + unit - 1) / unit * unit);

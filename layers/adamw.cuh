@@ -444,11 +444,11 @@ __global__ void square_sums_add_kernel(double* sums, const double* parts, const 
     if (threadIdx.x == 0) sums[slice.global_id] = sum;
 }
 
-// a single block, so that the order is always the same: the largest that there is
+// a single block, so that the order is always the same; as large as a block can be
 constexpr int sum_block = 1024;
 __global__ void sum_values_kernel(double* out, const real* x, long n) {
     double sum = 0;
-    #pragma unroll 16  // so many loads in flight
+    #pragma unroll 16  // 16 loads in flight
     for (long i = threadIdx.x; i < n; i += blockDim.x) sum += x[i];
     SHARED(double, lane, sum_block / 32);
     sum = sum_over_block(sum, lane);

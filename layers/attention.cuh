@@ -6,13 +6,12 @@
 //   backward: dqkv is set, and its column sums are qkv's bias gradient; dp is scratch
 //             dv = p^T dout   dp = dout v^T   ds = p * (dp - sum(p * dp)) / sqrt(HS)
 //             dq = ds k   dk = ds^T q
-//   communicates: nothing    cost: 4*B*NH*T*T*HS flops forward over all scores, though those above the
-//                                diagonal are 0;
-//                                8*B*NH*T*T*HS backward
+//   communicates: nothing    cost: 4*B*NH*T*T*HS flops forward, 8*B*NH*T*T*HS backward: over all scores,
+//                                though p is 0 above the diagonal
 //   FlashForward, FlashBackward: the same without (T, T) tensors (fast/flash_dispatch.cuh). All kernels are
-//   compared with this one: flash_attention.cuh (a reference, and sm_80: ./test_gpt gradients kernels),
-//   flash_attention_hopper.cuh, flash_backward_hopper.cuh (sm_90a: hopper), and for packed batches
-//   packed_attention.cuh (packed scores)
+//   compared with this file (by the chapters of ./test_gpt in brackets): flash_attention.cuh, a reference and
+//   sm_80's kernels [gradients kernels]; flash_attention_hopper.cuh and flash_backward_hopper.cuh, sm_90a's
+//   [hopper]; packed_attention.cuh, for packed batches [packed scores]
 #pragma once
 #include <algorithm>
 #include "base/gemm.h"
@@ -33,7 +32,7 @@ inline Tensor qkv_of(const floatX* qkv, const AttentionShape& a) {
     return reads("qkv", qkv, (long)a.B * a.T, a.row());
 }
 
-// the gradient of the bias that qkv was made with: the column sums of dqkv, made by attention's backward
+// the gradient of qkv's bias: the column sums of dqkv, which attention's backward computes
 struct QkvBiasGradient {
     real* db = nullptr;  // (3 * NH * HS); nullptr: not wanted
     real* column_scratch = nullptr;  // column_sum_scratch(3 * NH * HS) values
@@ -83,14 +82,14 @@ struct AttentionBackward {
 // ---- flash attention: its memory, and its operations -----------------------------------------------------
 
 struct FlashScratch {
-    real *query_terms, *dq;  // query_terms: for each query, lse in base 2 and delta
+    real *query_terms, *dq;  // query_terms: for each query, lse in base 2 and delta (FlashBackward)
     // [0]: blocks that have started; from [1] on: whose turn it is to add to dq, for each tile of queries, or
     // on sm_90a for each half of a tile
     int* turns;
-    real* column_sums;  // (B, T / 128, NH, 3, HS): of dk and dv, of 128 keys each; of dq all are in the first
+    real* column_sums;  // (B, T / 128, NH, 3, HS): of dk and dv over 128 keys each; dq's are all in the first
 };
 inline long flash_query_terms(int B, int NH, int T) { return 2L * B * NH * T; }
-// rounded up to whole tiles of queries: rows beyond the sequence only receive zeros, which nobody uses
+// rounded up to whole tiles of queries: rows beyond the sequence receive only zeros, and are not used
 inline long flash_dq(int B, int NH, int T, int HS) { return (long)B * NH * ceil_div(T, 128) * 128 * HS; }
 // for tiles of 32 queries, the smallest that a kernel has
 inline long flash_turns(int B, int NH, int T) { return 1 + (long)B * NH * ceil_div(T, 128) * 4; }
@@ -107,7 +106,7 @@ inline Work flash_work(const AttentionShape& a, int products, double x, double r
     return {.kind = Work::Attention, .gemm = half, .x = x, .reals = reals};
 }
 
-// o as AttentionForward; lse: for each query, the log of the sum of exp of its scores
+// o as in AttentionForward; lse: for each query, the log of the sum of exp of its scores
 struct FlashForward {
     floatX* o;
     real* lse;
@@ -140,8 +139,8 @@ struct FlashBackward {
                 reads("lse", lse, a.heads(), a.T), writes("dqkv", dqkv, a.rows(), a.row()),
                 bias.tensor(a)};
     }
-    // o and dout for delta; q, k, v, dout; dqkv. dq: updated in fp32 for every 64 keys (on sm_90a: 128), over
-    // the causal half
+    // bytes: of o and dout for delta; q, k, v, dout; dqkv; dq, updated in fp32 for every 64 keys (on sm_90a:
+    // 128), over the causal half
     std::vector<Work> works() const {
         double values = (double)a.rows() * (double)a.out();
         return {flash_work(a, 5, 9 * values, values * a.T / 64)};
@@ -156,7 +155,7 @@ struct FlashBackward {
 #if REF_HERE
 namespace ref {
 
-constexpr int attention_rows = 64;  // queries at a time: keys beyond the last of them are not computed
+constexpr int attention_rows = 64;  // queries at a time, with the keys up to the last of them
 
 // p (n) = softmax of the first `seen` of n scores, 0 beyond them; the scores are overwritten. Returns their
 // log-sum-exp

@@ -251,7 +251,7 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     floatX* row = logits + (long)n * v.size;
     constexpr int step = cross_entropy_block * vec_size;
 
-    // 1. the largest logit, while the row comes into shared memory
+    // 1. the largest logit, while the row is copied to shared memory
     real most = -INFINITY, sum = 0;
     each_vector(row, v, [&](const Vec<floatX>& x, int c) {
         store16(kept + c, x);
@@ -259,7 +259,7 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     });
     most = max_over_block(most, most_lane);
 
-    // 2. the sum of exp; each thread reads what it has stored itself
+    // 2. the sum of exp; each thread reads only what it has stored itself
     #pragma unroll 4
     for (int c = threadIdx.x * vec_size; c < v.size; c += step) add_exp(sum, load16(kept + c), most);
     sum = sum_over_block(sum, sum_lane);
@@ -294,7 +294,7 @@ void CrossEntropyFinish::gpu(Stream s) const {
 
 void CrossEntropy::gpu(Stream s) const {
     size_t row = (size_t)ceil_div(v.size, vec_size) * sizeof(Vec<floatX>);
-    if (row + 256 > largest_shared()) {  // 256: more than the kernel's static shared memory
+    if (row + 256 > largest_shared()) {  // 256: at least the kernel's static shared memory
         largest_of_rows().gpu(s);
         sums_of_rows().gpu(s);
         finish().gpu(s);

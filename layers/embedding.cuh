@@ -1,9 +1,9 @@
 // embedding.cuh   x[n] = wte[tokens[n]] + wpe[position of n]
 //   tokens (N) int   wte (v.size, C): the vocabulary's tokens from v.first on; others give 0, so that the sum
-//   over tensor-parallel ranks is complete, one of which adds wpe   wpe (positions, C)   x, dx (N, C)
+//   over the tensor-parallel ranks, one of which adds wpe, is x   wpe (positions, C)   x, dx (N, C)
 //   dwte, dwpe real
-//   The position of row n is positions[n] or, if positions is nullptr, n % T, as in a batch (B, T). dwpe gets
-//   rows `offset`, … of the batch, those that a rank holds.
+//   The position of row n is positions[n] or, if positions is nullptr, n % T, as in a batch (B, T). For dwpe,
+//   dx has only the rows that this rank holds: the batch's from `offset` on.
 //   kept:  nothing
 //   backward (of whole sequences): adds to dwte; sets dwpe (T, C) or, with `accumulate`, adds to it. The
 //   order of the sums does not depend on threads: the host sorts the rows by token (sorted_rows)
@@ -13,7 +13,7 @@
 #include <vector>
 #include "base/operation.h"
 
-// the tokens of one tensor-parallel rank, or all: `size` from `first` on with padding, `valid` without it
+// a tensor-parallel rank's tokens, or all: `size` from `first` on with padding, of which `valid` are real
 struct VocabularyShard { int valid, size, first; };
 
 // sorted_rows (N): the batch's rows sorted by token, equal tokens by row; run_starts (N + 1): run i is

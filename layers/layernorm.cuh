@@ -1,9 +1,9 @@
 // layernorm.cuh   y = (x - mean) * rstd * w + b, over the C values of each row, eps 1e-5; and, over several
-//   tensor-parallel ranks or with --fp8, the residual addition: before a block's second layer norm fused with
-//   it, after the block alone
-//   f is a branch's output, reduced over the ranks, whose bias and residual are added once: here. Otherwise
-//   the branch's last GEMM adds them (linear.cuh). The addition's backward is the identity but for the bias,
-//   which gets the sum over the rows.
+//   tensor-parallel ranks or with --fp8, the residual addition: fused into a block's second layer norm, and
+//   alone at the block's end
+//   f is a branch's output, reduced over the ranks; its bias and the residual are added here, once. Otherwise
+//   the branch's last GEMM adds them (linear.cuh). The addition's backward is the identity except for the
+//   bias, whose gradient is the sum over the rows.
 //   x, y, dx, dy, residual, f (N, C)   w, b, bias (C)   their gradients (C) real   stats.mean, .rstd (N) real
 //   kept:  stats (the block keeps x)
 //   backward: adds to dx (the residual's gradient flows there too); sets the others or, with `accumulate`,
@@ -25,7 +25,7 @@ struct NormStats { real *mean, *rstd; };  // (N) each
 // used_groups(), at most most_row_groups(C). The number depends on N and C alone: the order of summation is
 // the same on every GPU
 constexpr int most_row_groups(int C) { return C <= 1024 ? 1536 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
-// dw and db
+// the groups' sums for dw and db, and scratch to add them up
 inline long row_scratch(int C) { return most_column_sums * (most_row_groups(C) * C + column_sum_scratch(C)); }
 
 // ---- the operations --------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ void LayerNormBackward::ref(Stream) const {
         floatX* dxn = dx + (long)n * C;
         real m = stats.mean[n], r = stats.rstd[n], g_sum = 0, gx_sum = 0;
 
-        // mean(g) and mean(g * xhat), what moves all of a row at once
+        // mean(g) and mean(g * xhat): how the gradient passes through the row's mean and rstd
         #pragma omp simd reduction(+ : g_sum, gx_sum)
         for (int c = 0; c < C; c++) {
             real g = real(dyn[c]) * real(w[c]);
@@ -182,7 +182,7 @@ inline int row_warps(int C) {
     if (C % vec_size || C > 32768) return 0;
     return C <= 1024 ? 1 : C <= 4096 ? 4 : C <= 16384 ? 16 : 32;
 }
-// a block's: four rows of one warp each, or one row
+// threads of a block: four rows of one warp each, or one row
 constexpr int row_threads(int warps) { return warps < 4 ? 128 : warps * 32; }
 
 // the sum over a row's threads, the same in each of them
@@ -282,7 +282,7 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, const floatX* x, float
     long row = (long)n * C;
     Vec<floatX> v[VECTORS];
     real sum = 0, square = 0, inverse = 1 / real(C);
-    constexpr bool together = WARPS < 32;  // 32 warps leave a thread too few registers for that
+    constexpr bool together = WARPS < 32;  // all vectors at once; 32 warps leave a thread too few registers
 
     // the row, read once: from here on it is in registers, rounded as it is stored
     load_row_vectors<WARPS>(v, (f ? residual : x) + row, C);
@@ -330,8 +330,8 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, const floatX* x, float
     }
 }
 
-// how many blocks of backward a multiprocessor must have registers for: with three or four, a Hopper GPU's
-// 132 multiprocessors run all groups of rows up to 768 and 2048 at once
+// how many blocks of backward a multiprocessor must have registers for: with three (rows of up to 768 values)
+// or four (up to 2048), a Hopper GPU's 132 multiprocessors run all groups at once
 constexpr int norm_backward_blocks(int warps, int vectors) {
     return vectors == row_vectors ? 1 : warps == 1 ? 3 : warps == 4 ? 4 : 1;
 }
@@ -373,7 +373,7 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
 
         g_sum = row_sum<WARPS>(g_sum) * inverse;
         gx_sum = row_sum<WARPS>(gx_sum) * inverse;
-        // dx, added to what the residual stream's gradient is so far
+        // dx, added to the residual stream's gradient so far
         #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
             Vec<floatX> xk = keeps ? xs[k] : row_vector<WARPS>(x + row, k, C);
@@ -445,7 +445,7 @@ __global__ void layernorm_backward_kernel(floatX* dx, const floatX* dy, const fl
     }
 }
 
-// dw of these rows: the sums of dy * xhat over the columns
+// dw, in parts: the column sums of dy * xhat
 __global__ void column_sum_normalised_kernel(real* parts, const floatX* dy, const floatX* x, const real* mean,
                                              const real* rstd, int N, int C) {
     sum_columns_of_block<vec_size>(parts, [=](real (&sum)[vec_size], int n, int c) {
@@ -491,7 +491,7 @@ void LayerNormBackward::gpu(Stream s) const {
         return;
     }
 
-    // the rows' kernel leaves each group's sums of columns
+    // the row kernel leaves each group's column sums
     gpu::with_row_warps(C, [&](auto warps, auto vectors) {
         constexpr int W = std::min(decltype(warps)::value, 16), V = decltype(vectors)::value;
         constexpr int block = gpu::row_threads(W);

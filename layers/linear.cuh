@@ -2,8 +2,8 @@
 //   x (N, C)   w (OC, C)   b (OC) or nullptr   y, residual (N, OC)   dw (OC, C), db real
 //   GELU: y = 0.5 * x * (1 + tanh(u)),  u = sqrt(2/pi) * (x + 0.044715 * x^3)
 //   kept:  nothing (the block keeps x, and the input of GELU)
-//   backward: sets dx; sets dw or, with `accumulate`, adds to it in the GEMM itself. db is made where dy is
-//             (list in model/block.h): behind GELU here, where a GEMM's result is multiplied by its slope.
+//   backward: sets dx; sets dw or, with `accumulate`, adds to it in the GEMM itself. db is computed where
+//             dy is (list in model/block.h): for the layer before GELU here, where GELU's slope is applied.
 //   gpu: GELU is computed in a GEMM's epilogue or in a kernel of its own, whichever is faster: see fuses() in
 //   fast/cublaslt.h. With --fp8 linear layers are operations of their own: fast/fp8_linear.h
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
@@ -15,7 +15,7 @@
 
 // ---- their GEMMs, as they are computed and as works() counts them ----------------------------------------
 
-// base/gemm.h: out (m, n) = a b + beta c, + bias; with gelu_input times GELU's slope there
+// base/gemm.h: out (m, n) = a b + beta c + bias; with gelu_input, times GELU's slope there
 
 // y = x w^T, + residual if there is one
 inline Gemm<floatX> forward_gemm(floatX* y, const floatX* x, const floatX* w, int N, int C, int OC,
@@ -80,7 +80,7 @@ struct LinearGeluForward {
     void gpu(Stream) const;
 };
 
-// dx: nullptr in a benchmark of dw alone. The two GEMMs may come in any order
+// dx: nullptr in a benchmark of dw alone. The two GEMMs may run in either order
 struct LinearBackward {
     floatX* dx;
     real* dw;
@@ -101,8 +101,8 @@ struct LinearBackward {
     void gpu(Stream) const;
 };
 
-// for a layer whose input is x = gelu(up), and up = … + b: d_up (N, C) becomes the gradient of up, db (C)
-// its column sums, that of b
+// for a layer with input x = gelu(up), up = … + b: d_up (N, C) becomes the gradient of up, and db (C) its
+// column sums, the gradient of b
 struct LinearOfGeluBackward {
     floatX* d_up;
     real *dw, *db;

@@ -1,4 +1,4 @@
-// arena.h   a range of memory handed out piece by piece; the same walk first measures and then places it
+// arena.h   a range of memory handed out piece by piece; the same walk first measures, then places
 //   An Arena without a base only counts: run a walk once to learn the bytes, allocate, run it again to get
 //   the pointers. It may do so for another precision than this build's; its pointers are invalid addresses
 //   with a tag (nowhere(), operation.h).

@@ -206,7 +206,7 @@ inline std::string help_lines(const std::vector<OptionForm>& forms) {
     return out;
 }
 
-// a program's options as text, which is all that the tools beside the trainer need
+// a program's options as text, which is all that the tools other than the trainer need
 struct Arguments {
     const std::vector<OptionForm>& forms;
     std::map<std::string, std::string> values;

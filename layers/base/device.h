@@ -1,7 +1,7 @@
 // device.h   where the program runs: one of three, chosen by the Makefile
 //   DEVICE=cuda      dev = gpu: kernels, compiled by nvcc
-//   DEVICE=emulated  dev = gpu: the same kernels, which g++ executes through cuda_on_cpu.h
-//   DEVICE=cpu       dev = ref: no kernels; memory is the host's, a Stream is nothing
+//   DEVICE=emulated  dev = gpu: the same kernels, compiled by g++ and executed by cuda_on_cpu.h
+//   DEVICE=cpu       dev = ref: no kernels; memory is the host's, a Stream means nothing
 //   What computes is compiled once, in layers/compute.cu (COMPUTES_HERE): each layer's file fences ref with
 //   REF_HERE, kernels with KERNELS_HERE. All else sees operations only; the host's compiler compiles it.
 #pragma once
@@ -31,7 +31,7 @@
 #else
 #define KERNELS_HERE 0
 #endif
-#if defined(COMPUTES_HERE) && (!HAS_KERNELS || defined(WITH_REF))  // the checks hold one against the other
+#if defined(COMPUTES_HERE) && (!HAS_KERNELS || defined(WITH_REF))  // the checks compare the two
 #define REF_HERE 1
 #else
 #define REF_HERE 0
@@ -60,7 +60,7 @@ inline void check_cuda(cudaError_t e, const char* what) {
 }
 #endif
 
-// Shared memory is declared by macros, as the emulated device must know it: it starts as NaN, and is watched
+// Shared memory is declared by macros, for the emulated device, where it starts as NaN and is watched
 #if defined(DEVICE_CUDA)
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                   \
     do {                                                                         \
@@ -131,7 +131,7 @@ inline void set_zero(void* p, size_t bytes, Stream s) {
     check_cuda(cudaMemsetAsync(p, 0, bytes, s), "set to zero");
 }
 
-inline void (*while_waiting)() = nullptr;  // called now and then while the host waits: set over NCCL
+inline void (*while_waiting)() = nullptr;  // set by comm_nccl.cpp: called now and then while the host waits
 inline void synchronize(Stream s) {
     for (long turn = 0; while_waiting; turn++) {
         cudaError_t e = cudaStreamQuery(s);
@@ -208,7 +208,7 @@ constexpr unsigned all_lanes = 0xffffffffu;
 template <int value>
 using Constant = std::integral_constant<int, value>;  // a template argument, handed to a lambda
 
-// n adjacent values, read or written in one access: p must be aligned to all of them
+// n adjacent values, read or written in one access: pointers must be aligned to their whole size
 template <class T, int n>
 struct alignas(n * sizeof(T)) Values {
     static constexpr int size = n;
@@ -263,8 +263,8 @@ __device__ inline real warp_max(real x) {
     return x;
 }
 
-// over the block's threads, the same in each of them, always in the same order; lane: shared memory, for this
-// call alone
+// x combined over the block's threads: the same in all of them, always in the same order; lane: shared
+// memory, for this call alone
 template <int WARPS, class T, class Combine>
 __device__ T reduce_block(T x, T (&lane)[WARPS], Combine combine) {
     for (int d = 16; d > 0; d /= 2) x = combine(x, __shfl_xor_sync(all_lanes, x, d));

@@ -51,7 +51,7 @@ struct InputFile {
         }
     }
 
-    // these bytes will be read soon: where storage is slow, they come meanwhile
+    // hints that these bytes will be read soon, so that slow storage can deliver them ahead of time
     void will_read(size_t offset, size_t n) const {
         posix_fadvise(fd, (off_t)offset, (off_t)n, POSIX_FADV_WILLNEED);
     }

@@ -33,7 +33,7 @@ inline void refuse_overwriting(const std::vector<std::string>& outputs,
                 fail("%s would be written over %s: give another name", out.c_str(), in.c_str());
 }
 
-// an error where what was printed so far has not reached its reader, or its disk
+// fails if what was printed so far has not reached its reader, or its disk
 inline void check_standard_output() {
     if (fflush(stdout) != 0 || ferror(stdout))
         fail("standard output: cannot be written: it is closed, or its disk is full");

@@ -33,9 +33,9 @@ struct Gemm {
     const float *scale_a = nullptr, *scale_b = nullptr;  // of fp8 operands, on the device
 };
 
-constexpr size_t cublas_workspace = 32 << 20;  // bytes, for each stream that multiplies
+constexpr size_t cublas_workspace = 32 << 20;  // bytes, for each stream that runs GEMMs
 
-// cuBLASLt has epilogues only for rows of a multiple of 8 values, and not in fp64
+// cuBLASLt has epilogues only for rows of a multiple of 8 values, and none in fp64
 inline bool fits_epilogue(int n) { return n % 8 == 0 && sizeof(floatX) < 8; }
 
 template <class Out, class Left, class Right>
@@ -51,7 +51,7 @@ Gemm<Out, Left, Right> with_leading_dimensions(Gemm<Out, Left, Right> g) {  // w
 namespace ref {
 template <class Out, class Left = floatX, class Right = floatX>
 void gemm(const Gemm<Out, Left, Right>&, Stream);
-size_t gemm_workspace();            // bytes, for each stream that multiplies
+size_t gemm_workspace();            // bytes, for each stream that runs GEMMs
 void take_gemm_workspace(Stream);   // before the first GEMM, not in the middle of a step
 std::string gemm_library();
 }  // namespace ref

@@ -1,4 +1,4 @@
-// hardware.h   the one table of GPUs, and what the device that is present reports of itself
+// hardware.h   the one table of GPUs, and what the device that is present reports about itself
 //   Sources: NVIDIA's data sheets, dense bf16 (H100, H200 SXM: the architecture's white paper, 989.4
 //   TFLOP/s). memory, bandwidth and sms are given for GPUs that layers/plan/machines.h plans for, else 0.
 #pragma once
@@ -72,7 +72,7 @@ inline const cudaDeviceProp& device_properties() {
     return properties;
 }
 
-// bytes of shared memory that all blocks of a multiprocessor have
+// bytes of shared memory that all blocks of a multiprocessor have together
 inline size_t shared_of_multiprocessor() { return device_properties().sharedMemPerMultiprocessor; }
 #endif
 
@@ -86,7 +86,7 @@ inline std::string device_name() {
 }
 
 #if defined(DEVICE_CUDA)  // the emulated one's: emulator/streams_on_cpu.h
-// the newest CUDA that the driver knows: 12090 for 12.9
+// the newest CUDA that the driver supports: 12090 for 12.9
 inline int driver_version() {
     int driver = 0;
     check_cuda(cudaDriverGetVersion(&driver), "the driver's version");
@@ -129,7 +129,7 @@ inline int device_count() {
     return count;
 }
 
-// tells this rank's GPU from the others of its host; 0 without one
+// tells this rank's GPU from the others on its host; 0 without a GPU
 inline int64_t device_id() {
 #if defined(DEVICE_CUDA)
     int64_t halves[2];

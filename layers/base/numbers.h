@@ -23,7 +23,7 @@ struct bf16 {  // the upper half of a float, rounded to nearest even
     uint16_t bits;
     bf16() = default;
     bf16(const bf16&) = default;
-    bf16& operator=(const bf16& x) {  // not the default, which copies memory: no loop with it is vectorised
+    bf16& operator=(const bf16& x) {  // not defaulted: a memory copy keeps loops from being vectorised
         bits = x.bits;
         return *this;
     }

@@ -1,16 +1,16 @@
 // operation.h   what a step consists of: operations and calls, each declared once
 //   compute(ResidualForward{.y = y, .residual = x, …}, s);
-//   An operation is a struct: its tensors and sizes are fields, and beside them stand its name, the tensors()
-//   that it reads and writes (scratch left out) and, beyond that, its works(): GEMMs, bytes moved. ref()
-//   computes it with loops on the host, gpu() with kernels; what is the same on both is execute(). A call
-//   also declares whom it communicates with (comm.h). Both are announced as an Activity: with stream, place
-//   and source line. Who listens (Listener):
+//   An operation is a struct whose fields are tensors and sizes. It declares its name, the tensors() that it
+//   reads and writes (scratch left out) and, where these do not say it all, its works(): GEMMs, bytes moved.
+//   ref() computes it with loops on the host, gpu() with kernels; if both do the same, it has execute(). A
+//   call (comm.h) also declares whom it communicates with. Both are announced as an Activity, with stream,
+//   place and source line, to the listeners (Listener):
 //     layers/plan/dry_run.h   the step with nothing executed: its calls, FLOPs and bytes, for plans
 //     layers/plan/profile.h   the time of each operation beside its floor
 //     layers/plan/trace.h     when each began and ended, and who waited
 //     layers/plan/record.h    all of it, in order, with values
 //     layers/plan/invariants.h   in the first steps of every run: what the code of a step relies on
-//   Without listeners it costs an NVTX range in CUDA builds, and nothing else.
+//   Without listeners an announcement costs an NVTX range in CUDA builds, and nothing else.
 //   Section declares what the operations up to the closing brace belong to: which pass of which micro-batch.
 //   To follow a step, read on from compute().
 #pragma once
@@ -41,8 +41,8 @@ inline double element_bytes(Element e, const Precision& precision) {
     }
 }
 
-// Plans are for any precision: in a dry run, pointers are no addresses, but tell floatX from real, which may
-// be the same type in this build. These are the first of each kind (arena.h)
+// A plan may be for another precision than this build's, where floatX and real may be the same type: so in a
+// dry run pointers are not addresses, but tags that tell the two apart. These are the first of each (arena.h)
 constexpr uintptr_t nowhere_x = 1UL << 60, nowhere_real = 2UL << 60, nowhere_else = 3UL << 60;
 inline uintptr_t nowhere(const void* p) {  // one of the above, or 0 for actual memory
     uintptr_t part = (uintptr_t)p >> 60;
@@ -61,7 +61,7 @@ Element element_at(const T* p) {
         : Element::Byte;
 }
 
-// (rows, columns) values of an operation; an update reads and writes them
+// (rows, columns) values that an operation reads, writes, or both (an update)
 struct Tensor {
     enum Use : uint8_t { Read, Written, Updated } use;
     Element element;
@@ -145,7 +145,7 @@ constexpr CollectiveFacts facts_of(Collective kind) {
     return {};
 }
 
-// whom a call communicates with, and how much: `count` values of the whole, over all ranks
+// whom a call communicates with, and how much: `count` values, the slices of all ranks together
 struct Communication {
     Collective kind = Collective::AllReduce;
     const char* group = "";
@@ -181,14 +181,14 @@ struct Activity {
     std::vector<Work> works = {};
     Communication call = {};
     const char* label = "";      // of a call or a wait: its purpose
-    Stream awaited = nullptr;    // Wait: until that stream has got to `position`
+    Stream awaited = nullptr;    // Wait: until that stream has reached `position`
     long position = 0;
     std::source_location where = {};
 };
 
 struct Listener {
     virtual ~Listener() = default;
-    virtual bool executes() const { return true; }  // otherwise the step is only announced
+    virtual bool executes() const { return true; }  // false: the step is only announced
     virtual void begin(const Activity&) = 0;        // before it is enqueued
     virtual void end(const Activity&) {}
 };
@@ -202,7 +202,7 @@ inline bool is_dry_run() {
 
 // ---- in the code of a step -------------------------------------------------------------------------------
 
-// announces an activity to the listeners, its begin and its end, and its name to NVIDIA's profilers
+// announces an activity's begin and end to the listeners, and its name to NVIDIA's profilers
 class ActivityScope {
     std::unique_ptr<Activity> activity;
     int exceptions = std::uncaught_exceptions();
@@ -231,11 +231,11 @@ public:
     ActivityScope(const ActivityScope&) = delete;
 };
 
-// set over NCCL: called after each operation, so that the host does not run too far ahead (nccl_watch.h)
+// set by comm_nccl.cpp: called after each operation, so the host does not run too far ahead (nccl_watch.h)
 inline void (*after_operation)(Stream) = nullptr;
 
 // Announces an operation and, unless this is a dry run, computes it. Without works() it counts as one kernel
-// that moves each tensor once. ref() and gpu() stand further down in the layer's file (flash attention's
+// that moves each tensor once. ref() and gpu() are further down in the layer's file (flash attention's
 // in fast/: flash_attention.cuh, flash_dispatch.cuh), and are compiled in layers/compute.cu
 template <class Operation>
 void compute(const Operation& o, Stream s, std::source_location where = std::source_location::current()) {

@@ -8,10 +8,10 @@
 #include <exception>
 #include <string>
 
-// OpenMP's threads spin while they wait: on a machine with other work, or with several ranks, they keep the
-// threads that they wait for from their processor, and a step takes many times as long.
+// OpenMP's threads spin while they wait: on a machine with other work, or with several ranks, they take the
+// processor from the threads that they wait for, and a step takes many times as long.
 // Sets OMP_WAIT_POLICY=passive, unless the user has set it. OpenMP reads it before main(): so a program
-// with several threads starts itself once more. If it cannot, its threads spin, and nothing else differs
+// with several threads re-executes itself. If it cannot, its threads spin, and nothing else differs
 inline void let_waiting_threads_sleep(char** argv) {
     if (omp_get_max_threads() < 2 || getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
     std::string path(4096, '\0');
@@ -31,7 +31,7 @@ inline void keep_freed_memory() {
 #endif
 }
 
-// call(i) for i < n, by OpenMP's threads; an exception of one of them ends it
+// call(i) for i < n, by OpenMP's threads; if some throw, one of the exceptions is thrown after the loop
 template <class Call>
 void in_parallel(long n, Call call) {
     std::exception_ptr error;

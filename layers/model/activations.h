@@ -28,7 +28,7 @@ enum class Recompute {
 struct Setup {
     int B = 1;                    // sequences in a micro-batch
     bool training = true;         // false: forward only, no gradients
-    bool sequence_parallel = false;  // as asked for; Model.tp: over several tensor-parallel ranks only
+    bool sequence_parallel = false;  // as requested; in effect (Model.tp) with t > 1 only
     bool samples_text = false;    // --sample-every: text is generated between training steps
     bool packs = false;           // packed batches are computed as well
     // inference only: blocks keep keys and values from one batch to the next (a KV cache)
@@ -96,8 +96,8 @@ struct BlockActivations {
 struct LmHeadActivations {
     floatX* ln;                 // (N_r, C): the final layer norm's output
     NormStats stats;            // (N_r): of its rows
-    // (N, C): ln gathered over t, kept for backward; nullptr: nothing is gathered, and backward reads ln, or
-    // backward itself gathers them (loss_in_backward), into scratch, or reads rows_fp8
+    // (N, C): ln gathered over t, kept for backward; nullptr if backward reads ln (nothing is gathered),
+    // gathers the rows itself, into scratch (loss_in_backward), or reads rows_fp8
     floatX* input_rows;
     floatX* logits;             // (rows_held, Vp_r); overwritten by their gradient if one is wanted
     real* losses;               // (micro_batches, outputs)
@@ -116,18 +116,18 @@ struct LmHeadActivations {
 struct Buffer {
     floatX* x;                          // (N_r, C)
     comm::StreamEvent received;         // awaited before x is read
-    // awaited before x is overwritten, if x is sent: y and dx are. Inputs are not; a receive into one waits
-    // for the computations before it (post_message), among them the last that read it (Pool, schedule.h)
+    // awaited before x is overwritten: y and dx are sent. Inputs are not: a receive into one waits for the
+    // computations enqueued before it (post_message), the last that reads it included (Pool, schedule.h)
     comm::StreamEvent sent;
 };
 
 struct InFlight {
     std::vector<BlockActivations> blocks;  // one per layer of the chunk
     Buffer y;                              // the chunk's output
-    // one behind the other, as copy_tokens (stage.h) fills them at once
+    // contiguous, as copy_tokens (stage.h) fills them in one copy
     int *tokens = nullptr, *targets;       // (N) each, on the first and on the last stage
     int *sorted_rows, *run_starts;         // (N), (N + 1): see embedding.cuh; first stage, in training
-    int* segment_arrays = nullptr;         // of a packed batch, and what they hold
+    int* segment_arrays = nullptr;         // memory of a packed batch's arrays; `packed` points into it
     std::shared_ptr<PackedSegments> packed;
 };
 
@@ -139,21 +139,21 @@ struct MicroBatch {
     BatchShape batch;
     InFlight& kept;
     Buffer& input;
-    Buffer* dx_buffer = nullptr;  // of backward alone, which goes through it in place
+    Buffer* dx_buffer = nullptr;  // used by backward alone, in place
 };
 
 // ---- scratch: within one layer's or block's forward or backward ------------------------------------------
 
 struct Scratch {
-    floatX* partial;   // (N, C): in forward, over t ranks or with --fp8, the sums that a branch ends with,
-                       // and with sequence parallelism the looked-up rows of wte; in backward a GEMM's
-                       // gradient towards a layer's input, over t ranks partial sums, and in between d_o
+    floatX* partial;   // (N, C): in forward, with t > 1 or --fp8, the output of a branch's last GEMM, and
+                       // with sequence parallelism the looked-up rows of wte; in backward a linear layer's
+                       // dx, with t > 1 as partial sums, and in between d_o
     floatX* reduced;   // (N_r, C): whole sums; without sequence parallelism (so on one rank) `partial` itself
     floatX* all_rows;  // (N, C): gathered rows; with sequence parallelism only
     floatX* wide;      // (N, 4 C / t): gradients of act, up and qkv; qkv of a packed batch
     floatX* scores_gradient = nullptr;  // (B, NH_r, T, T): for materialised attention …
     FlashScratch flash = {};            // … or for flash attention
-    real* columns = nullptr;            // column_scratch of all layers: as large as the largest wants
+    real* columns = nullptr;            // column_scratch of all layers: as large as the largest needs
     Fp8Scratch fp8 = {};                // only with --fp8
 };
 

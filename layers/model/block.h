@@ -11,9 +11,9 @@
 //   another of up's input, a reduce-scatter of up's dx, and the same three for out and qkv. Without sequence
 //   parallelism: in forward, an all-reduce after out and one after down; in backward, one of up's dx and one
 //   of qkv's dx. With --fp8 backward gathers no inputs: their 8-bit copies hold all rows. Full recomputation
-//   repeats forward's calls in backward, but for that after down
-//   With t = 1 nothing is communicated: gather_rows returns its input, reduce_rows what it is given.
-//   backward: dx (N_r, C) is the gradient of y on entry and that of x on return
+//   repeats forward's calls in backward, except the one after down
+//   With t = 1 nothing is communicated: gather_rows and reduce_rows return what they are given.
+//   backward: dx (N_r, C) is the gradient of y on entry, the gradient of x on return
 #pragma once
 #include "activations.h"
 #include "params.h"
@@ -49,15 +49,15 @@ inline void block_attention(const BlockActivations& a, const floatX* const* w, c
     compute_linear(LinearForward{.y = a.qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C,
                                  .OC = 3 * C / t}, a.qkv_fp8, ctx);
 
-    // 3. attention, head by head; lse is there if it is flash attention
+    // 3. attention, head by head; only flash attention has an lse
     AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
     if (a.lse) compute(FlashForward{.o = a.o, .lse = a.lse, .qkv = a.qkv, .a = heads}, s);
     else compute(AttentionForward{.o = a.o, .p = a.probabilities, .qkv = a.qkv, .a = heads}, s);
 }
 
-// The last layer of a branch, y = residual + x w^T + b. On one rank the GEMM adds all (with --fp8, cuBLASLt
-// may be unable to), and nullptr is returned; otherwise the sums of x w^T over t, to which residual and bias
-// are still to be added, once
+// The last layer of a branch, y = residual + x w^T + b. On one rank the GEMM adds all three, and nullptr is
+// returned (not with --fp8, where cuBLASLt may be unable to). Otherwise x w^T, summed over t, is returned, to
+// which the caller adds residual and bias, once
 inline const floatX* end_branch(LinearForward layer, const Fp8Inputs& fp8, const char* label,
                                 const LayerContext& ctx,
                                 std::source_location where = std::source_location::current()) {
@@ -71,14 +71,14 @@ inline const floatX* end_branch(LinearForward layer, const Fp8Inputs& fp8, const
     return reduce_rows(ctx.tp, ctx.scratch.reduced, layer.y, layer.N, layer.OC, label, ctx.stream, where);
 }
 
-// Steps 4 to 7: with those before, all that backward reads
+// Steps 4 to 7; with those before, they compute all that backward reads
 inline void after_attention_forward(const BlockActivations& a, const floatX* const* w,
                                     const LayerContext& ctx, BatchShape batch) {
     Stream s = ctx.stream;
     int N = batch.rows(), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
 
-    // 4. output projection, added to the residual stream: mid; and 5. its layer norm. Over t ranks the layer
-    // norm makes mid, of f; on one rank f is nullptr, and the arguments from `sum` on are not read
+    // 4. output projection, added to the residual stream: mid; and 5. its layer norm. With t > 1 or --fp8
+    // this computes mid, from f; otherwise f is nullptr, and the arguments from `sum` on are not read
     const floatX* f = end_branch(LinearForward{.y = a.mid, .x = a.o, .w = w[OUT_W], .b = w[OUT_B], .N = N,
                                                .C = C_r, .OC = C, .residual = a.x}, a.out_fp8,
                                  "sum of attention", ctx);
@@ -109,15 +109,15 @@ inline bool recomputes_shared(const BlockActivations& a, const LayerContext& ctx
     return a.shares && !ctx.fp8;
 }
 
-// x (N_r, C) of all tensor-parallel ranks, a linear layer's input, for its backward; with --fp8 nullptr, as
-// backward then reads what forward has left in 8 bits (a.up_fp8, a.qkv_fp8)
+// a linear layer's input x (N_r, C), gathered over the tensor-parallel ranks for its backward; with --fp8
+// nullptr, as backward then reads what forward has left in 8 bits (a.up_fp8, a.qkv_fp8)
 inline const floatX* gathered_input(const LayerContext& ctx, const floatX* x, int N, const char* label) {
     if (ctx.fp8) return nullptr;
     return gather_rows(ctx.tp, ctx.scratch.all_rows, x, N, ctx.shape.C, label, ctx.stream);
 }
 
-// g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to. A linear layer's bias has
-// its gradient, a column sum, where the summed rows are at hand:
+// g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to. The gradient of a linear
+// layer's bias, a column sum, is computed where the rows to be summed are at hand:
 //   UP_B    in step 7, of d_up
 //   OUT_B   in step 4, of dx
 //   QKV_B   in step 3, of d_qkv, by attention's backward
@@ -182,7 +182,7 @@ inline void attention_backward(floatX* dx, real* const* g, const BlockActivation
     compute_linear(LinearBackward{.dx = d_o, .dw = g[OUT_W], .dy = rows, .x = a.o, .w = w[OUT_W], .N = N,
                                   .C = C_r, .OC = C, .accumulate = ctx.accumulate}, a.out_fp8, ctx);
 
-    // 3. which sums d_qkv's rows as well: the gradient of QKV_B (step 2)
+    // 3. attention, which also sums d_qkv's rows: the gradient of QKV_B (step 2)
     AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
     QkvBiasGradient bias = {g[QKV_B], scratch.columns, ctx.accumulate};
     if (a.lse)

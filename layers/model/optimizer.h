@@ -1,21 +1,21 @@
 // optimizer.h   AdamW over the flat buffers, sharded over the data-parallel ranks (ZeRO stage 1)
 //   Every bucket of the flat buffers is split into d equal slices. Data-parallel rank i owns slice i: it
-//   receives the slice's summed gradients, alone holds its master weights and moments, and updates it; then
-//   the new parameters are all-gathered. With one shard (--zero 0, or d = 1) each rank owns everything, and
-//   gradients are all-reduced if d > 1.
+//   receives the slice's summed gradients, is the only one to hold its master weights and moments, and
+//   updates it; then the new parameters are all-gathered. With one shard (--zero 0, or d = 1) each rank owns
+//   everything, and gradients are all-reduced if d > 1.
 //   low_bits, m, v: for the owned slices, in the format of adamw.cuh
 //   Bytes per parameter in bf16: parameter 2, gradient 4, and (2 + 4 + 4) / shards for low_bits, m and v
-//     (on one stage, with several micro-batches, wte's has 4 more: the logits' part of its gradient)
+//     (on one stage, with several micro-batches, wte's take 4 more: the logits' part of its gradient)
 //   norm = L2 over all gradients, each counted once (flags_of, run/allocate.h); gradients are scaled by
 //     min(1, clip / (norm + 1e-6))
 //   communicates, in this order:
 //     1. reduce-scatter (or all-reduce) of gradients over d, begun in backward
-//     2. of gradients of tensors that are not split: under sequence parallelism, all-reduce over t; where
-//        copies may differ in their last bits, another that makes them the same
+//     2. for gradients of tensors that are not split: under sequence parallelism, all-reduce over t; where
+//        copies may differ in their last bits, an all-reduce (max) that makes them equal
 //     3. all-reduce of the tied embedding's gradient over first and last stage
 //     4. all-reduce of the sums of squares (for the norm) and of the losses
-//     5. all-gather of parameters over d, by bucket; the next forward (or, if backward computes the loss, it)
-//        awaits each where it first reads it
+//     5. all-gather of parameters over d, by bucket; the next forward (or backward, for the LM head's, if
+//        it computes the loss) awaits each where it first reads it
 #pragma once
 #include "stage.h"
 
@@ -29,7 +29,7 @@ struct OptimizerOptions {
     double clip = 1;  // largest gradient norm; 0: no clipping
 };
 
-// Schedule by tokens (Megatron-LM): linear warm-up, cosine to min_learning_rate at decay_tokens, then that.
+// Schedule by tokens (Megatron-LM): linear warm-up, cosine to min_learning_rate at decay_tokens, then flat.
 // `tokens` includes those of the step the rate is for, so the first step's rate is not 0.
 inline double scheduled_rate(const OptimizerOptions& o, double tokens) {
     double peak = o.learning_rate, floor = o.min_learning_rate;
@@ -120,7 +120,7 @@ struct Optimizer {
 
 // ---- the update ------------------------------------------------------------------------------------------
 
-// the gradients of tensors of which every tensor-parallel rank holds all, in place
+// the gradients of replicated tensors, of which every tensor-parallel rank has a copy, in place
 inline void all_reduce_copies(Model& model, const comm::Group& group, comm::Op op) {
     comm::group_begin();
     for (auto& p : model.table.list)
@@ -137,14 +137,14 @@ inline void complete_gradients(Model& model) {
     const Grid& grid = model.grid;
     if (grid.d > 1) comm::wait_event(model.stream, comm::record_event(grid.dp_stream), "gradients");
 
-    // tensors that are not split: partial sums -> whole sums (with a sharded optimizer in the owned slice
-    // alone, where d has been summed: what comes of the rest is not read)
+    // tensors that are not split: partial sums -> whole sums (with a sharded optimizer, only in the owned
+    // slice, which has been summed over d: the rest is not read)
     bool partial = model.tp.sequence_parallel;
     int shards = model.table.layout.optimizer_shards;
     if (partial) all_reduce_copies(model, grid.tp, comm::Op::Sum);
-    // An all-reduce gives all of its group the same bits (MPI and NCCL both do). Copies that different groups
-    // have summed, over d or t, may differ: NCCL's order may differ from group to group, and with it a sum of
-    // more than two terms. The largest is the same for all
+    // An all-reduce gives all ranks of its group the same bits (MPI's and NCCL's do). Copies that different
+    // groups have summed, over d or t, may differ: NCCL's order may differ from group to group, and with it a
+    // sum of more than two terms. So all take the largest of the copies
     if (!partial && grid.t > 1 && grid.d > 2) all_reduce_copies(model, grid.tp, comm::Op::Max);
     if (partial && grid.t > 2 && grid.d > 1 && shards == 1) all_reduce_copies(model, grid.dp, comm::Op::Max);
     if (!grid.holds_tied()) return;

@@ -3,8 +3,8 @@
 //   layer; gradients and optimizer state are in buffers with the same order.
 //   With t tensor-parallel ranks, split tensors are cut into t equal shards along one dimension; all other
 //   tensors are replicated. Tensors begin at multiples of 128 values. Buckets (token embedding, positions,
-//   each layer, final layer norm) are padded to 128 d (128 with --zero 0), so that data-parallel ranks own
-//   equal slices of each, regardless of tensor boundaries.
+//   each layer, final layer norm) are padded to multiples of 128 d (128 with --zero 0), so that data-parallel
+//   ranks own equal slices of each, regardless of tensor boundaries.
 //   With p pipeline stages of v chunks, a rank's table lists the tensors of its stage: stage r has the layers
 //   [(c p + r) n, (c p + r + 1) n) with n = L / (p v) for each chunk c. The first stage has the embeddings;
 //   the last has the final layer norm and, for the logits, a copy of the token embedding. The copy is a
@@ -74,7 +74,7 @@ enum class Init { Zero, One, Normal, Residual };
 
 using Dims = std::vector<long>;
 
-// sizes that stand for the model's: its hidden size, heads, their size, and the MLP's width
+// placeholders for the model's sizes: hidden size, heads, head size, and the MLP's width
 namespace dim {
 constexpr long C = -1, NH = -2, HS = -3, C4 = -4;
 }

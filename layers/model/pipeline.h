@@ -11,8 +11,8 @@
 //                      to or from one neighbour
 //     Grid::dp_stream  buckets: gradients reduced,           compute, up to where the bucket is complete,
 //                      parameters gathered                   or updated
-//   At a schedule's end compute waits for all links. Over several ranks compute is CUDA's default stream, but
-//   with --graph yes. The race detector checks this in every layout (scripts/mutate.py layouts).
+//   At a schedule's end compute waits for all links. Over several ranks compute is CUDA's default stream,
+//   except with --graph yes. The race detector checks this in every layout (scripts/mutate.py layouts).
 //   Generation (inference/packed_batch.h) has one micro-batch at a time, and messages on the compute stream.
 #pragma once
 #include <functional>
@@ -23,10 +23,10 @@
 struct MicroBatches {
     std::vector<BatchShape> sizes;
     std::function<void(MicroBatch&)> load;     // its tokens, if this chunk reads them
-    std::function<void(MicroBatch&)> forward;  // called when its input has come
+    std::function<void(MicroBatch&)> forward;  // called when its input has arrived
 };
 
-// those whose tokens put_tokens_on_host() has stored; dloss: as of run_schedule()
+// those whose tokens put_tokens_on_host() has stored; dloss: as in run_schedule()
 inline MicroBatches token_batches(Model& model, const std::vector<BatchShape>& sizes, real dloss) {
     return {sizes, [&model](MicroBatch& mb) { copy_tokens(model, mb); },
             [&model, dloss](MicroBatch& mb) { forward(model, mb, dloss); }};
@@ -69,13 +69,13 @@ inline void post_message(Model& model, const Instruction& op, BatchShape batch) 
     else comm::receive(m.link.group, values, part.n, 0, m.label, m.link.stream);
 }
 
-// Posts the exchange that begins at list[at], and returns its last index. Neighbours do not deadlock, as
+// Posts the exchange that begins at list[at], and returns its last index. Neighbours do not deadlock, because
 //   - each direction has a stream of its own: a receive in progress holds up no send
 //   - and a communicator of its own, on which both sides post the same messages in the same order
 //   - the send is posted first: where calls start in the order in which they were posted (MPI), a receive may
 //     wait for what the neighbour computes from that send
-// group_begin/end only ask for them together: comm_nccl.cpp makes an NCCL group of each communicator's calls,
-// which all find room on the device at once (comm/mpi/nccl_start.h)
+// group_begin/end only post them together: comm_nccl.cpp makes an NCCL group of each communicator's calls,
+// and the device has room for all of them at once (comm/mpi/nccl_start.h)
 inline size_t exchange_messages(Model& model, const std::vector<Instruction>& list, size_t at,
                                 const MicroBatches& all) {
     size_t end = at;

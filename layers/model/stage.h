@@ -3,9 +3,9 @@
 //     in_flight[slot] activations of one micro-batch in one chunk of layers, from forward to backward
 //     inputs[i]       (N_r, C): input of the chunk's first layer; received, or the embedding
 //     dx_buffers[i]   (N_r, C): gradient of the residual stream, from the chunk's output down to its input
-//   The reduction of a bucket's gradients over data-parallel ranks starts as soon as the last micro-batch has
-//   added to them; forward waits for a bucket's new parameters just before it first reads them, or backward,
-//   if it computes the loss itself.
+//   Parameters are grouped in buckets (params.h). The reduction of a bucket's gradients over data-parallel
+//   ranks starts as soon as the last micro-batch has added to them; forward, or backward if it computes the
+//   loss itself, waits for a bucket's new parameters just before it first reads them.
 //   To add a layer to the model: write layers/NAME.cuh (its operations, each with ref and gpu), call it here
 //   or in block.h, and add its tensors to params.h and activations.h. .github/CONTRIBUTING.md says which
 //   check fails if a place is forgotten.
@@ -27,13 +27,13 @@ struct Model {
 
     floatX* weights = nullptr;
     real* gradients = nullptr;
-    Fp8Weights fp8 = {};  // with --fp8: copies of the blocks' matrices; with --fp8-lm-head of wte too
+    Fp8Weights fp8 = {};  // with --fp8: 8-bit copies of the blocks' matrices; with --fp8-lm-head, of wte too
     // wte's gradient has two parts, as wte is the embedding and the LM head. This receives the logits' part:
-    //   one stage, if some step of the run has several micro-batches: a buffer of its own. The first
-    //     micro-batch sets it; after the last it is added to gradient(wte), which until then has the lookups'
-    //     part alone: the sum of two sums, as in a pipeline, where different stages make them. So in such a
-    //     run a pipeline's steps equal those of one stage to the bit (scripts/test_parallel.py)
-    //   one stage otherwise, and the last of several: gradient(wte) itself. Other stages: nullptr
+    //   on one stage, if some step of the run has several micro-batches, a buffer of its own. The first
+    //     micro-batch sets it; after the last it is added to gradient(wte), which until then has only the
+    //     lookups' part. The result is a sum of two sums, as in a pipeline, where two stages compute them: in
+    //     such a run a pipeline's steps equal those of one stage to the bit (scripts/test_parallel.py)
+    //   otherwise on one stage, and on the last of several: gradient(wte) itself. Other stages: nullptr
     real* wte_gradient_from_logits = nullptr;
 
     // of each block, by layer over all chunks of this rank, and of the LM head: pointers into the above
@@ -84,7 +84,7 @@ struct Model {
     int max_outputs() const { return setup.outputs ? setup.outputs : max_rows(); }
     bool sorts_tokens() const { return setup.training && grid.is_first_stage(); }  // for wte's gradient
     bool loads_tokens() const { return grid.is_first_stage() || grid.is_last_stage(); }
-    // ints of a micro-batch's tokens: tokens and targets (N each) and, sorted, rows (N) and starts (N + 1)
+    // ints of a micro-batch: tokens, targets (N each) and, if sorted, sorted_rows (N), run_starts (N + 1)
     long token_ints() const { return (sorts_tokens() ? 4L : 2L) * max_rows() + sorts_tokens(); }
 
     bool sums_wte_apart() const { return grid.p == 1 && setup.several_micro_batches; }
@@ -109,7 +109,7 @@ struct Model {
 
 // ---- samples ---------------------------------------------------------------------------------------------
 
-// A sample is T + 1 consecutive tokens of a file: T tokens and, one further, their targets. Which they are
+// A sample is T + 1 consecutive tokens of a file: T inputs and, shifted by one, their targets. Which tokens
 // follows from its index in the run (data/loader.h: every sample once an epoch, shuffled; several sets by
 // weight). They are read into pinned host memory in the background while the previous step computes.
 struct StepSamples {
@@ -194,7 +194,7 @@ inline void await_lm_head(Model& model) {
 }
 
 // The chunk's input, or in the first chunk the tokens -> kept.y. attention(a, w): steps 1 to 3 of a block,
-// whose parameters have come. positions: of the tokens; nullptr: 0 to T - 1 in each sequence
+// whose parameters have arrived. positions: of the tokens; nullptr: 0 to T - 1 in each sequence
 template <class Attention>
 void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx, const int* positions,
                     Attention attention) {
@@ -243,7 +243,7 @@ inline void forward(Model& model, const MicroBatch& mb, real dloss) {
 
 // ---- backward --------------------------------------------------------------------------------------------
 
-// each rank's gradients -> their sums: on all ranks or, with a sharded optimizer, each rank's slice
+// each rank's gradients -> their sums: all of them on each rank or, with a sharded optimizer, its slice
 inline void reduce_bucket(Model& model, int bucket) {
     if (model.grid.d == 1 || model.holds_back_reductions) return;
     const Bucket& b = model.table.buckets[bucket];

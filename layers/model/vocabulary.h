@@ -89,9 +89,9 @@ inline void logits_forward(const LmHeadActivations& a, const floatX* rows, const
                    a.rows_fp8, lm_head_context(a, ctx));
 }
 
-// Loss of n rows of logits, from the micro-batch's row `first` on: added to losses, which a step begins by
-// clearing; with notes_greedy, sets is_greedy. If dloss, the gradient of a token's loss, is not 0, the logits
-// are overwritten by their gradient
+// Loss of n rows of logits, from the micro-batch's row `first` on: added to losses, which are cleared when a
+// step begins; with notes_greedy, sets is_greedy. If dloss, the gradient of a token's loss, is not 0, the
+// logits are overwritten by their gradient
 inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int first, int n, real dloss,
                          const LayerContext& ctx, bool notes_greedy = false) {
     Stream s = ctx.stream;
