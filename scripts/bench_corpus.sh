@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The speed and the memory of ./corpus: bash scripts/bench_corpus.sh [FILE.warc.gz]. Run: make bench-corpus
 #   1  each step's inner work on one core
-#   2  whole steps, files and all: one rank beside two
-#   3  memory of dedup: what a million documents take more than none
+#   2  whole steps, files and all: one rank against two
+#   3  memory of dedup: how much more a million documents take than none
 case "${1:-}" in -h | --help) sed -n '2,5s/^# //p' "$0"; exit ;; esac
 set -euo pipefail
 warc=${1:+$(realpath "$1")}

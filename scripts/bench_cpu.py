@@ -25,7 +25,7 @@ THREADS = dict(environment, OMP_NUM_THREADS=str(os.cpu_count()))
 
 
 def make_tokens(path):
-    """Tokens of a vocabulary of 50304, as GPT-2's padded one, in llm.c's form."""
+    """Tokens of a vocabulary of 50304 (GPT-2's, padded), in llm.c's format."""
     tokens = array.array("H", ((i * i * 31 + i * 7) % 50304 for i in range(B * T * (STEPS + 2))))
     header = array.array("i", [20240520, 1, len(tokens)] + [0] * 253)
     path.write_bytes(header.tobytes() + tokens.tobytes())

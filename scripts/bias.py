@@ -89,13 +89,13 @@ def run(command, *arguments):
 
 
 def first_words(name):
-    """Of the lines of a file, in WordNet's form (whose licence is indented) or one word each."""
+    """The first word of each line of a file; lines of WordNet's licence are indented, and skipped."""
     words = {line.split()[0].lower() for line in read(name) if line.strip() and line[0] not in " #"}
     return words or stop(f"{name}: has no words")
 
 
 def score_toxicity(texts):
-    """For each text a number from 0 to 1; nothing where the user named no judge."""
+    """For each text a number from 0 to 1; an empty list without --toxic-words and --toxicity."""
     if o.toxic_words:
         words = first_words(o.toxic_words)
         return [float(any(word in words for word in words_of(text))) for text in texts]
@@ -268,8 +268,8 @@ for axis in dict.fromkeys(axis for axis, _, _ in prompts):
     all_words, rows = sum(together.values()), []
     for key in keys:
         mine, total = counts[key], sum(counts[key].values())
-        # log of how much more often a word is said here than in the axis's other groups, half a count added
-        # to each; of words that are said ten times or once in a thousand
+        # log of how much more often a word occurs here than in the axis's other groups, half a count added to
+        # each; for words that occur ten times in all, or once in a thousand
         skew = {
             w: (
                 math.log((n + 0.5) / (total + 0.5))

@@ -1,4 +1,4 @@
-"""Charts as SVG, tables as Markdown: what scripts that draw share."""
+"""Charts as SVG, tables as Markdown: shared by the scripts that draw."""
 
 import math
 from dataclasses import dataclass
@@ -127,7 +127,7 @@ def ticks(low, high, count=6):
 
 
 def line_chart(curves, x_said, y_said, low, x_names=()):
-    """Curves over x from 0, y from low; x_names: what stands at x = 0, 1, … instead of numbers."""
+    """Curves over x from 0, y from low; x_names: labels at x = 0, 1, … instead of numbers."""
     every = [p for curve in curves for p in curve.points]
     high, last = max(max(y for _, y in every), low + 0.5), max(x for x, _ in every) or 1
 

@@ -25,7 +25,7 @@ SCRIPTS = ("scripts/*.sh", "scripts/*.py", "scripts/tour/*", "scripts/tour/site/
 BOOK = ("layers/base", "comm", "data", "layers", "layers/model")
 BOOK_ROOTS = ("train_gpt.cu", "layers/*.cuh", "layers/model/*.h", "comm/*.h", "comm/*.cpp")
 BOOK_ROOTS += ("data/tokens.h", "data/loader.h")
-# a folder includes only itself and what stands here; train_gpt.cu includes the book, checks include anything
+# a folder includes only itself and what is listed here; train_gpt.cu includes the book, checks anything
 ARROWS = {
     "layers/base": "",
     "comm": "layers/base",
@@ -69,7 +69,7 @@ TOP = """Makefile train_gpt.cu test_gpt.cu layers comm data scripts README.md LI
 
 COLUMNS, FUNCTION = 110, 60
 KERNEL = 127  # flash_backward_kernel's; the aim: 120
-# beside layers/base and the emulator, what may ask which device it is compiled for
+# besides layers/base and the emulator, the files that may test which device they are compiled for
 DEVICE_CODE = ("autotune", "cublaslt", "fp8", "gemm_choice", "graph", "hopper", "mma", "turns")
 DEVICE_CODE = {f"layers/fast/{name}.h" for name in DEVICE_CODE}
 
@@ -109,7 +109,7 @@ def check_arrows(name):
     if name == "train_gpt.cu":
         allowed = set(BOOK)
     elif is_check(name):
-        allowed = {*ARROWS, "."}  # the builds for checks have one program of both
+        allowed = {*ARROWS, "."}  # in builds for checks, test_gpt is train_gpt too
     else:
         allowed = {folder, *ARROWS[folder].split()} if folder in ARROWS else set()
         allowed |= set(ARROWS.get(name, "").split())
@@ -135,7 +135,7 @@ def follow(names, through):
 
 # ---- C++, as tree-sitter reads it --------------------------------------------------------------------------
 
-# what stands for something else until a preprocessor has run
+# macros, and what replaces them for the parser
 MACROS = (
     (r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", ""),
     (r"\bHOST_DEVICE\b|__launch_bounds__\([^;{]*?\)\)?(?=\s)", ""),
@@ -211,7 +211,7 @@ def check_choices(name, text):
 
 
 def check_options(texts):
-    """An option that nothing reads is parsed, and has no effect."""
+    """Complains about options that nothing reads: they would have no effect."""
     table = "layers/run/config.h"
     code = "".join(text for name, text in texts.items() if not is_check(name))
     for option, field in re.findall(r'{"([\w-]+)", &O::(\w+)', texts[table]):
@@ -220,7 +220,7 @@ def check_options(texts):
 
 
 def check_operations(texts):
-    """An operation with a kernel that no check compares with its ref."""
+    """Complains about operations whose kernel no check compares with ref."""
     checks = "".join(text for name, text in texts.items() if is_check(name))
     for name, text in texts.items():
         named = r"struct (\w+)[^;{\n]*{(?!.*}).*\n(?:(?!^}).*\n)*? +void gpu\(Stream"

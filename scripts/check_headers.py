@@ -28,8 +28,8 @@ def printed(command):
 
 
 def chains(headers):
-    """`headers` as lists in which each includes the one before: as many as are not the next of another one in
-    a largest matching of headers with those that include them."""
+    """`headers` as the fewest lists in which each includes the one before. A maximum matching gives headers
+    their successors; a list begins with each header that is nobody's successor."""
     included = {name: set(follow([name], lambda _: True)) - {name} for name in headers}
     before = {}
 

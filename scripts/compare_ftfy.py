@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Mojibake repaired by ./corpus clean and by ftfy: python3 scripts/compare_ftfy.py ./corpus
 
-The texts are CLDR's names of territories, a dozen to a text, in each language that Babel has. Wanted from
+The texts are CLDR's names of territories, a dozen to a text, in each language that Babel has. Needs from
 PyPI: Babel, ftfy. Prints how many are repaired exactly, and how many undamaged ones are changed: as they are,
 in capitals, in quotes, and with a sign behind each word."""
 

@@ -3,7 +3,7 @@
 
 Wants, from PyPI: pip install justext lxml_html_clean pycld2 warcio. Every HTML page's text is compared with
 jusText's (its defaults, its English stop words, which ./corpus is given too), its language with pycld2's.
-Both must have one libxml2, as another makes other trees of broken markup: lxml 4.9.2 has Debian 12's 2.9.14.
+Both must use the same libxml2: versions parse broken markup differently. lxml 4.9.2 has Debian 12's 2.9.14.
 """
 
 import json

@@ -111,7 +111,7 @@ def main():
     parser.add_argument("--output", type=Path, help="SVG to write (default: the table alone)")
     options = parser.parse_args()
     runs = [read(file, options.by) for file in options.files]
-    if len({run.name for run in runs}) < len(runs):  # two files of one name: tell them by their folders
+    if len({run.name for run in runs}) < len(runs):  # files of the same name: show their paths
         for run, file in zip(runs, options.files):
             run.name = file.rpartition("=")[0] or file
     print(table(runs))

@@ -40,7 +40,7 @@ def number_of(body, name, default, least, most, kind=float):
     return kind(value)
 
 
-# as OpenAI has them; those that would change what is drawn are refused unless they change nothing
+# OpenAI's other parameters; those of INERT would change what is drawn: only their defaults are accepted
 IGNORED = {"model", "user", "stream_options"}
 INERT = {"presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "suffix": None, "best_of": 1}
 KNOWN = {"prompt", "max_tokens", "temperature", "top_p", "n", "stop", "seed", "echo", "logprobs", "stream"}
@@ -54,7 +54,7 @@ def flag_of(body, name):
 
 
 def request_of(body):
-    """What a completions request asks the engine for each of its prompts; its prompts."""
+    """The engine's request for each prompt of a completions request, and the prompts."""
     for name, value in body.items():
         if name not in KNOWN | IGNORED | set(INERT):
             raise Refused(f"{name}: unknown, this server has {', '.join(sorted(KNOWN))}")
@@ -100,14 +100,14 @@ def shown(token, data, end_of_text):
 
 
 class Choice:
-    """A text in the making: what has come of it, and what may be shown of it."""
+    """A text being generated: what has arrived, and how much of it may be shown."""
 
     def __init__(self, index, stop, end_of_text, names):
         self.index, self.stop, self.end_of_text, self.names = index, stop, end_of_text, names
         self.decoder = codecs.getincrementaldecoder("utf8")("replace")
         self.text, self.given, self.tokens = "", 0, 0
         self.start = 0  # of what is generated
-        self.held = 0  # characters at the end that may begin a stop
+        self.held = 0  # characters at the end that may begin a stop string
         self.finish = None
         self.logprobs = None
 
@@ -158,7 +158,7 @@ class Choice:
         self.text = self.text[:cut]
 
     def fresh(self):
-        """What may be shown and has not been."""
+        """What may be shown and has not been yet."""
         end = max(self.given, len(self.text) - self.held)
         out, self.given = self.text[self.given : end], end
         return out

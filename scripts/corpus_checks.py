@@ -15,7 +15,7 @@ SHARED = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "sh
 
 
 def run(*words, ranks=0, fails=None):
-    """The program's output; words: strings of one or several; fails: what it must say, ending with 1."""
+    """The program's output; each of words: one or several; fails: what it must say, exiting with 1."""
     command = ["mpirun", "-n", str(ranks)] if ranks else []
     command += [CORPUS, *" ".join(map(str, words)).split()]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)

@@ -29,7 +29,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = gzip.compress(self.server.list.encode()) if name == "paths.gz" else BODY
         announced = len(body) - first
         if name == "longer.gz":
-            announced += 1000  # than what comes
+            announced += 1000  # more than is sent
         if name == "shorter.gz":
             announced -= 1000
         self.send_response(206 if first else 200)
@@ -83,7 +83,7 @@ def test_crawl(work):
 
 
 def test_digests(work):
-    """A record that differs from its own digest is counted, and read all the same."""
+    """A record that differs from its own digest is counted, but still read."""
     content = response(page(ENGLISH * 2))
     right = base64.b32encode(hashlib.sha1(content).digest()).decode()
     digests = (f"sha1:{right}", f"sha1:{right.lower()}", f"md5:{hashlib.md5(content).hexdigest()}",

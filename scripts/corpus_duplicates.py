@@ -1,4 +1,4 @@
-"""Near-duplicates and test data, against literal, slow programs."""
+"""Deduplication and decontamination against literal, slow implementations."""
 
 import json
 import math
@@ -110,7 +110,7 @@ def test_components(work):
                     zip([d["id"] for d in read(f"{work}/{name}{k}.jsonl")], signatures, strict=True)
                 )
 
-        group = list(range(len(documents)))  # each document's least relative
+        group = list(range(len(documents)))  # each document's lowest-numbered relative
 
         def root(x):
             while group[x] != x:
@@ -144,8 +144,8 @@ def test_components(work):
             "the count of what goes",
         )
 
-    # pairs follow the settings; a damaged list of what goes is refused; an output that was emptied is made
-    # again
+    # pairs follow the settings; a damaged list of removed documents is refused; an output that was emptied
+    # is made again
     one = args[:1]
     for jaccard in (0.99, 0.5):
         run(f"dedup --compress none --output {work}/p --pairs {work}/pairs --jaccard {jaccard}", *one)
@@ -195,7 +195,7 @@ def test_components(work):
         "little memory, without pairs",
     )
     check(json.load(open(f"{work}/wide/components.json"))["removed"] == 6667 + 9000, "each copy goes")
-    # what a step before has written, and somebody has changed since
+    # an earlier step's output that somebody has changed since
     run("clean", "--output", f"{work}/cleaned", "--compress", "none", "--language", "any", wide[1])
     step = f"{work}/cleaned/b/more.jsonl"
     words = ["dedup", "--output", f"{work}/again", "--compress", "none", f"b={step}"]

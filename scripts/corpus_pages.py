@@ -1,4 +1,4 @@
-"""Pages to documents: WARC in all its states, main text, and what clean mends and drops."""
+"""Pages to documents: WARC in all its states, main text, and what clean repairs and drops."""
 
 import gzip
 import hashlib
@@ -108,7 +108,7 @@ def test_extract(work):
     got, _ = extracted(work, record(response(page("It\u0092s so. " + text))))
     check(len(got) == 1, "a page with a control character")
 
-    # charsets: what a header or the page declares, and what is found out
+    # charsets: declared by a header or the page, or detected
     accents, greeting, japanese = "Zoë’s café in the naïve façade — “quoted” ", "Привет, ", "日本語 "
     equiv = "<META content='text/html; Charset = \"koi8-r\"' http-equiv=Content-Type>"
     behind = '<!-- <meta charset="iso-8859-2"> --><meta charset=windows-1252>'
@@ -218,7 +218,7 @@ def test_extract(work):
         ("nesting", b"<div>" * 200000),
         ("end tags", b"<div>" * 250 + b"</b>" * 300000),
         ("attributes", b"<p " + ATTRIBUTES + b">" + ENGLISH.encode() * 3),
-        # attributes behind what looks as if it kept tags from being tags
+        # attributes after constructs in which tags would seem not to count
         *(
             (f"attributes behind {before.decode()}", before + ATTRIBUTES + b">")
             for before in (b"<!-- --!><p ", b"<script/><p ", b"<stylex><p ", b"<script a=b/></b></script><p ")
@@ -348,7 +348,7 @@ def clean(work, lines, *words, **more):
 
 
 def check_lines_that_are_json(work):
-    """What no field needs is not judged; what is kept of it keeps its digits."""
+    """What no field needs is not checked; numbers that are kept keep their digits."""
     odd = [
         '18446744073709551616', '-9223372036854775809', '1e400', '123456789012345678901234567890.5e-7',
         r'"\ud800"', r'"\udc00 and \ud83d"', "[" * 600 + "]" * 600,
@@ -372,7 +372,7 @@ def check_lines_that_are_json(work):
         got = clean(work, [deep, '{"text": "b"}\n'], "--unreadable", 0.5)
         check(len(got) == 1 + good, f"{depth} levels: {got}")
 
-    # more than a tenth that is no document ends the step; less is told
+    # more than a tenth of lines that are no documents ends the step; fewer are reported
     lines = ['{"text": "a text"}\n'] * 95
     clean(
         work,
@@ -414,7 +414,7 @@ def test_stopwords(work):
 def check_correct_text_is_kept(work):
     """A capital before a sign, a small letter before two: correct text, whatever cp1252 would make of it."""
     signs = [chr(c) for c in range(0xA0, 0xC0)] + list("‚„…†‡‰‹‘’“”•–—™›€")
-    signs = [sign for sign in signs if sign not in "¤¦¨¬¯±µ¶¸¼½¾¢£¥§"]  # which no word has behind it
+    signs = [sign for sign in signs if sign not in "¤¦¨¬¯±µ¶¸¼½¾¢£¥§"]  # which never follow a word
     capitals = [chr(c) for c in range(0xC0, 0xE0)]
     texts = [f"A CUP OF NESCAF{c}{sign} COSTS" for c in capitals for sign in signs]
     texts += [f"«{c}{sign}" for c in capitals for sign in "»”’…"] + [

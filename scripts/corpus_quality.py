@@ -35,7 +35,7 @@ def test_quality(work):
 
     out = run(*train, f"{work}/model.bin", f"s={work}/web.jsonl")
     accuracy = float(re.search(r"accuracy ([\d.]+) %", out).group(1))
-    check(60 < accuracy <= 100, out)  # half is chance; the vocabularies differ in much
+    check(60 < accuracy <= 100, out)  # half is chance; the vocabularies differ widely
     run(*train, f"{work}/again.bin", f"s={work}/web.jsonl", ranks=2)
     check(
         open(f"{work}/model.bin", "rb").read() == open(f"{work}/again.bin", "rb").read(),

@@ -147,7 +147,7 @@ def test_run(work):
         f"{removed} duplicates, {c}",
     )
 
-    for step in ("clean", "filter", "dedup"):  # what goes in is what comes out or is counted
+    for step in ("clean", "filter", "dedup"):  # all that goes in comes out or is counted
         for name, s in counts(f"out/{step}", step).items():
             other = sum(
                 n
@@ -198,7 +198,7 @@ def test_run(work):
     run("run", "corpus.conf")
     whole = tree("out")
 
-    # kill -9 at random moments, on one rank or two; a run that came through leaves nothing to kill
+    # kill -9 at random moments, on one rank or two; a run that finishes first is started anew
     r = random.Random(19)
     for ranks in (0, 2):
         kills = 0
@@ -246,7 +246,7 @@ def test_run(work):
     run("run", "corpus.conf")
     check(tree("out") == whole, "a damaged classifier is trained again")
 
-    # the same length, the same number of tokens, in the middle of a large file: seen all the same
+    # a change in the middle of a large file that keeps its length and its number of tokens is noticed
     large = [{"text": f"{i:06} " + "x" * 100, "id": str(i)} for i in range(4000)]
     for name in ("first", "changed"):
         write("large.jsonl", large)

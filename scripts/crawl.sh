@@ -47,13 +47,13 @@ done < "$folder/partial/urls" > "$folder/partial/wanted"
 awk -F/ '{ print; print "  out=" $NF }' "$folder/partial/wanted" > "$folder/partial/named"
 [ ! -s "$folder/partial/wanted" ] || fetch --input-file="$folder/partial/named" || true
 
-# (2: something else stands behind the last member, which nobody reads)
+# (2: there is something behind the last member, which nothing reads)
 is_damaged() {
     gzip -t "$1" 2> /dev/null
     [ $? = 1 ]
 }
 
-# what is whole goes where it belongs
+# complete files move to the folder
 missing=0
 while read -r url; do
     name=${url##*/} part=$folder/partial/${url##*/}

@@ -2,7 +2,7 @@
 # A GPT learns, before your eyes, in about two minutes: bash scripts/demo.sh [TEXTFILE]
 # Without TEXTFILE it learns the text of this repository. Everything it writes lies in demo/.
 set -euo pipefail
-trap 'exit 130' INT  # a run that is interrupted saves and ends well: without this the demo went on
+trap 'exit 130' INT  # an interrupted run saves and exits with 0: without this the demo would go on
 case "${1:-}" in -h | --help) sed -n '2,3s/^# //p' "$0"; exit ;; esac
 given=${1:+$(realpath -- "$1")}
 cd "$(dirname "$0")/.."

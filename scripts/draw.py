@@ -48,7 +48,7 @@ LEFT, WIDE, RIGHT = 90, 1500, 60
 
 
 def micro_batch_colour(micro_batch, of, dark):
-    """If there are few, neighbours get different colours; if many, the colour shows the place in the step."""
+    """If there are few, neighbours get different colours; if many, it shows the position in the step."""
     hue = micro_batch * 137 % 360 if of <= 24 else micro_batch * 12 % 360
     return "#" + "".join(f"{round(255 * c):02x}" for c in colorsys.hls_to_rgb(hue / 360, dark, 0.72))
 

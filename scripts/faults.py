@@ -1,4 +1,4 @@
-"""What scripts/test_faults.py and its chapters share: programs to be started and hurt, what they wrote."""
+"""What scripts/test_faults.py and its chapters share: programs to start and disturb, and what they wrote."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def command(*options, ranks=1, data=None):
 
 
 def make_data():
-    """DATA, and what stands beside it for validation, byte by byte: lines, some easier than others."""
+    """DATA, and a validation file beside it, bytes as tokens: lines, some easier than others."""
     easy, hard = "green bottles hanging on the wall, ", "{} fell. "
     lines = (f"{i} {easy}" + hard.format(i**4 % 99991) * (i * i % 5) for i in range(700))
     make_tokens(BUILD, WORK / "text", "\n".join(lines), 0.1)
@@ -79,7 +79,7 @@ def until(condition, seconds=60):
 
 
 def metrics(path):
-    """The losses and norms by step, to the last bit; a step that stands there twice counts once, the last."""
+    """The losses and norms by step, to the last bit; of a step that appears twice, the last line counts."""
     return {line["step"]: (line["loss"], line["gradient_norm"]) for line in json_lines(path)}
 
 
@@ -118,7 +118,7 @@ LONG = ["--steps", 1000, "--save-every", 20, "--keep", 3]
 
 
 def undisturbed():
-    """Losses of a run that nothing happens to, once."""
+    """Losses of an undisturbed run, which is made once."""
     path = WORK / "undisturbed.jsonl"
     if not path.exists():
         r = run(

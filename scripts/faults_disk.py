@@ -49,7 +49,7 @@ def slow_disk():
     check(r.returncode == 0 and "resumed" in r.stdout, f"slow reads: {r.returncode} {r.stderr[-600:]}")
     check(re.search(r"slow: rank 1 still reading", r.stderr), f"who is slow in reading: {r.stderr[-600:]}")
 
-    # a step's samples come three timeouts late; the run goes on, and ends when it is told to
+    # a step's samples come three timeouts late; the run goes on, and ends at SIGTERM
     slowly, written = WORK / "slow-reads", WORK / "slow-reads.jsonl"
     words = command("--steps", 1000000, "--metrics", written, "--comm-timeout", 4, ranks=2)
     process = start(words, shimmed(FAULT_RANK=1, PREAD_SECONDS=6, PREAD_FILE=slowly, FAULT_PATH=DATA.name))
@@ -177,7 +177,7 @@ def two_runs():
 
     r = run(command("--steps", 1, "--save", "locked", "--resume", "locked"))
     check(r.returncode == 0 and "nothing to do" in r.stdout, f"after kill -9: {r.stderr[-300:]}")
-    # another host's, where the file system does not tell of its lock: alive while it touches the file
+    # another host's, on a file system that does not show its lock: alive while it touches the file
     lock = WORK / "locked/.lock"
     lock.write_text("host elsewhere, process 7")
     beating = subprocess.Popen(["bash", "-c", f"while sleep 2; do touch {lock}; done"])
@@ -249,7 +249,7 @@ def killed_saves():
         return command(*options, "saves", *begun, "--metrics", "saves.jsonl", ranks=8)
 
     for moment in range(20):
-        # every second time as a save begins, else when one more is whole: on a slow machine too a run gets on
+        # kill by turns as a save begins and when one is complete, so that slow machines make progress too
         seen = set(os.listdir(saves)) if saves.exists() else set()
         part = ".step-" if moment % 2 else "step-"
         process = start(again())

@@ -1,4 +1,4 @@
-"""Disks that do not read, other data and folders than a run began with, signals, memory that is too small."""
+"""Unreadable disks, data and folders that differ from those a run began with, signals, too little memory."""
 
 import json
 import os
@@ -189,7 +189,7 @@ def signals():
         good, f"| head: {done.returncode}, {checkpoints(WORK / 'piped')}, step {last}: {done.stderr[-300:]}"
     )
 
-    # nohup: the terminal's end is nothing to it
+    # under nohup, the terminal's end has no effect
     words = command("--steps", 1000000, "--save", "nohup", "--metrics", "nohup.jsonl")
     process = start(["nohup", *words])
     check(until(lambda: steps_written(WORK / "nohup.jsonl") > 3), "under nohup")
@@ -219,7 +219,7 @@ def signals():
 
 
 def little_memory():
-    """What does not fit is refused before it is taken, by what is free here or by ulimit."""
+    """What exceeds the free memory, or ulimit's, is refused before it is allocated."""
     program = [str(BUILD / "train_gpt"), "--train", str(DATA)]
     large = [*program, "--model", "175B", "--batch", "1", "--sequence", "128"]
     for words in (large, [*large, "--micro-batch", "auto"]):
@@ -235,7 +235,7 @@ def little_memory():
 
 
 def two_launchers():
-    """What another attempt would not change is not tried again, and a run has one launcher."""
+    """An error that would only repeat itself is not retried, and a run has one launcher."""
     hosts = WORK / "hosts"
     hosts.write_text("localhost\n")
     here = str(BUILD.parent.parent / "scripts/launch.py")
@@ -274,7 +274,7 @@ def two_launchers():
     good = r.returncode == 1 and "started as 4 ranks, but this program's MPI sees one" in r.stderr
     check(good, f"another MPI: {r.returncode} {r.stderr[-300:]}")
 
-    # whatever the terminal's characters are, a run is read to its end
+    # whatever the terminal's encoding is, a run's output is read to its end
     (WORK / "says").mkdir()
     script = "#!/bin/sh\necho 'device \u2026'; echo end; exit 5\n"
     (WORK / "says/train_gpt").write_text(script, encoding="utf8")
@@ -293,7 +293,7 @@ def two_launchers():
 
 
 def generator_beside_training():
-    """What reads a folder in which a run saves and drops looks again, and never ends with an error."""
+    """A reader of a folder in which a run saves and removes checkpoints never ends with an error."""
     options = ["--save", "busy", "--save-every", 1, "--keep", 1]
     process = start(command("--steps", 1000000, *options, "--metrics", "busy.jsonl"))
     check(until(lambda: checkpoints(WORK / "busy")), "a run that saves at each step")
@@ -309,7 +309,7 @@ def generator_beside_training():
 
 
 def unreadable_older():
-    """An older checkpoint that the disk does not give when it is read back: no older one is removed."""
+    """A checkpoint that cannot be read back from disk: no older one is removed."""
     run(command("--steps", 20, "--save", "sector", "--save-every", 10))
     fails = shimmed(FAULT_RANK=0, FAULT_PATH="step-00000020/rank-00000.bin", PREAD_FAILS=1)
     r = run(command("--steps", 30, "--save", "sector", "--resume", "sector", "--save-every", 30), fails)
@@ -333,7 +333,7 @@ def late_signals():
 
 
 def overwritten_value():
-    """A checkpoint's data that change on disk are noticed by their checksum, as before."""
+    """A checkpoint's data that change on disk are noticed by their checksum."""
     run(command("--steps", 20, "--save", "rotten", "--save-every", 10))
     write_into(WORK / "rotten/step-00000020/rank-00000.bin", 400, b"rot")
     r = run(command("--steps", 21, "--resume", "rotten", "--save", "no"))

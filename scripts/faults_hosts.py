@@ -57,7 +57,7 @@ def late_rank():
 
 def many_ranks():
     """64 ranks over TCP, 4 x 4 x 4, each with 48 descriptors at most: too few for a socket to every other."""
-    # mpirun before its ranks, as in replica.sh
+    # mpirun is scheduled before its ranks, as in replica.sh
     limited = ["bash", "-c", 'ulimit -n 48; exec chrt --idle 0 "$@"', "limited"]
     words = command("--steps", 1, "--tensor-parallel", 4, "--pipeline-parallel", 4, ranks=64)
     words[words.index("--layers") + 1] = "4"
@@ -72,7 +72,7 @@ def many_ranks():
 class Hosts:
     """Network namespaces on one bridge, each with a name of its own: hosts, as far as mpirun can tell."""
 
-    made = 0  # a namespace may outlive its name for a while: no two of a process are called alike
+    made = 0  # a namespace may outlive its name for a while, so no name is reused in a process
 
     def __init__(self, count):
         self.names = [f"h{i}" for i in range(count)]  # the launcher's is the first
@@ -118,7 +118,7 @@ class Hosts:
         return [str(self.agent), name, " ".join(map(shlex.quote, map(str, words)))]
 
     def signal(self, name, number, part=""):
-        """To the processes of a host whose command line has `part`."""
+        """Signals a host's processes whose program's name contains `part`."""
         listed = run(["ip", "netns", "pids", self.prefix + name]).stdout.split()
         for process in map(int, listed):
             try:
@@ -143,7 +143,7 @@ class Hosts:
         }
 
     def launch(self, hosts, wanted, options, each=2):
-        """launch_mpirun.sh on the first host, which trains on none of its own."""
+        """launch_mpirun.sh on the first host, which runs no ranks itself."""
         hostfile = WORK / "hostfile"
         hostfile.write_text("".join(f"{host}\n" for host in hosts))
         settings = " ".join(f"--mca {name} {value}" for name, value in self.mca(self.agent).items())

@@ -30,7 +30,7 @@ from over_ranks import check, checksum, environment, json_lines, near
 
 
 def flip_bit(process_id, address, bit=2):
-    """As a fault of memory would: one bit of a process's memory, without its knowledge."""
+    """Flips one bit of a process's memory from outside, as a memory fault would."""
     try:
         with open(f"/proc/{process_id}/mem", "r+b", buffering=0) as memory:
             memory.seek(address)
@@ -60,7 +60,7 @@ def flipped_bits():
         address = [at for at, size in places if size > 20000 and size != 1 << 17][arena] + 4 * element + 2
         victim, at = ranks_of(process)[2], steps_written(lines)
 
-        # what lives for a part of a step wants many tries: on a busy machine most meet a rank that waits
+        # what lives for only a part of a step needs many tries: on a busy machine most hit a rank that waits
         last = at + (200 if name in ("own-weight", "moment") else 10000)
         while process.poll() is None and steps_written(lines) < last:
             if name == "gradient":  # of its exponent: a 0 becomes 2; a smaller change is lost in the sums
@@ -90,7 +90,7 @@ def until_60(name):
 
 
 def spikes():
-    """What is not finite changes nothing: stop, skip, back; the metrics stay JSON that a restart accepts."""
+    """A non-finite loss changes nothing: stop, skip, back; the metrics stay JSON that a restart accepts."""
     steps = ["--steps", 60, "--save-every", 10, "--save"]
     r = run(command(*steps, "plain", "--metrics", "plain.jsonl"))
     check(r.returncode == 0, f"undisturbed: {r.stderr[-300:]}")
@@ -135,7 +135,7 @@ def spikes():
         same == list(range(1, left_out[0] + 1)),
         f"up to the first that is left out all is as before: {same[-3:]}",
     )
-    # what is usual belongs to the run: stopped and resumed it leaves out the same steps
+    # the statistics of usual losses are the run's: stopped and resumed, it skips the same steps
     skip = ["--on-spike", "skip", "--spike-z", 0.2]
     ran = [run(command("--steps", 50, *skip, *until_60("at-once")))]
     ran.append(run(command("--steps", 35, *skip, *until_60("in-two"))))

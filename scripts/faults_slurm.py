@@ -55,10 +55,10 @@ def is_installed():
 
 @functools.cache
 def munge_socket():
-    """Of a munged with a key of its own, which vouches for whoever asks, as on a cluster."""
+    """The socket of a munged with its own key, which vouches for whoever asks, as on a cluster."""
     folder = WORK / "munge"
     folder.mkdir(mode=0o755)
-    WORK.chmod(0o755)  # it wants all to reach its socket
+    WORK.chmod(0o755)  # munged insists that all users can reach its socket
     key = os.open(folder / "key", os.O_WRONLY | os.O_CREAT, 0o600)
     os.write(key, os.urandom(1024))
     os.close(key)
@@ -72,7 +72,7 @@ def munge_socket():
 
 
 def configure(folder, *lines):
-    """slurm.conf: what all have, and these lines; the environment in which Slurm and the launcher find it."""
+    """Writes slurm.conf: SLURM and these lines; returns the environment in which programs find it."""
     (folder / "state").mkdir(parents=True)
     settings = SLURM.format(folder=folder, munge=munge_socket(), lines="\n".join(lines))
     (folder / "slurm.conf").write_text(settings)
@@ -233,7 +233,7 @@ def four_nodes():
         waits = until(lambda: "PENDING" in hosts.ask("squeue", "-h", "-j", job, "-o", "%T"), 60)
         at = steps_written(lines)
         check(waits and list(folder.glob("step-*")), f"saved and queued again after step {at}: {said()}")
-        time.sleep(5)  # the old script's end is not to be taken for that of the next one
+        time.sleep(5)  # so that the old script's end is not mistaken for the next one's
 
         def goes_on():  # a job that was queued again waits for two minutes
             hosts.ask("scontrol", "update", f"jobid={job}", "starttime=now", "timelimit=10")

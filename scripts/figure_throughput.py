@@ -36,13 +36,13 @@ NETWORK = 25  # GB/s of a GPU to other nodes, as planned
 
 
 def published_flops(batch):
-    """Of a step, as the paper counts: with recomputation (arXiv 2104.04473, section 5.1)."""
+    """A step's FLOPs as the paper counts them: with recomputation (arXiv 2104.04473, section 5.1)."""
     T, L, C, V = 2048, 105, 20480, 51200
     return 96 * batch * T * L * C * C * (1 + T / (6 * C) + V / (16 * L * C))
 
 
 def fall(seconds):
-    """Of TFLOP/s a GPU, from the fewest servers to the most."""
+    """By which share TFLOP/s per GPU fall from the fewest servers to the most."""
     return 1 - seconds[0] * SERVERS[0] / (seconds[-1] * SERVERS[-1])
 
 
@@ -93,13 +93,13 @@ def error(seconds):
 
 
 def best_constant(open_plan):
-    """Seconds besides, the same at all sizes, with which the fit is best."""
+    """The extra seconds, the same at all sizes, with which the fit is best."""
     tried = [step / 100 for step in range(0, 2001)]
     return min(tried, key=lambda c: error(open_plan.plus(c).seconds(open_plan.plus(c).fit())))
 
 
 def straggler_factors(sigma):
-    """Of the slowest of n GPUs whose speeds are normally distributed: sqrt(2 ln n) sigma behind the mean."""
+    """Slowdown by the slowest of n GPUs, speeds normally distributed: sqrt(2 ln n) sigma behind the mean."""
     return [1 + sigma * math.sqrt(2 * math.log(8 * servers)) for servers in SERVERS]
 
 
@@ -140,7 +140,7 @@ def contended_rates(free, slow, slow_rate):
 
 
 def explain(planned):
-    """What is known of the fall that the plan does not have, as text and numbers."""
+    """What is known about the part of the fall that the plan does not show, as text and numbers."""
     alone = plan({"world-size": 8 * SERVERS[0], "ramp-start": 0, "batch": 1920 * SERVERS[0] // SERVERS[-1]})
     fewer = fall([planned[0], alone["seconds"]])
     as_planned = OpenPlan.of()

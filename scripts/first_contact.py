@@ -255,7 +255,7 @@ def checks():
         answers = list(pool.map(ask, chapters))
     good = [judged(name, done, is_counted) for name, done in zip(chapters, answers)]
     wrong = [done for done, right in zip(answers, good) if not right and done.returncode != 124]
-    if wrong and not o.force:  # those that were only slow say nothing
+    if wrong and not o.force:  # those that were only too slow prove nothing
         sys.exit(
             "first_contact.sh: kernels are not right, so nothing is timed (--force does it all the same)"
         )
@@ -459,7 +459,7 @@ def sanitize(tools, variant):
         return note(" ".join(tools), None, "compute-sanitizer is not here")
     tiny = "--layers 2 --hidden 128 --heads 2 --sequence 80 --batch 4 --micro-batch 2 --steps 2 --graph no"
     command = [program(variant), "--train", logs / "text.bin", *tiny.split(), "--tuning", logs / "tuning"]
-    run("sanitize", command)  # what is timed is known then: a tool would find it slow
+    run("sanitize", command)  # so that tuning is done: under a tool it would be slow
     for each in tools:
         summary = r"=+ (ERROR SUMMARY.*|RACECHECK SUMMARY.*)"
         judge = lambda text: (True, (re.findall(summary, text) or [last_line(text)])[-1])
@@ -590,7 +590,7 @@ def write_report():
 
 
 def pack():
-    """One file, for a machine that gives few back."""
+    """One archive, for machines from which only a few files come back."""
     with tarfile.open(o.output + ".tgz", "w:gz") as archive:
         for path in sorted([*logs.glob("*.log"), *logs.glob("*.json*"), *logs.glob("*.csv")]):
             archive.add(path, path.name)

@@ -44,7 +44,7 @@ def commit():
 
 
 def sources():
-    """A sum of all that programs are built from, in a copy with or without git."""
+    """A checksum of all sources of the programs, in a copy with or without git."""
     folders = [path for folder in ("layers", "comm", "data") for path in Path(folder).rglob("*.*")]
     files = [Path(name) for name in ("train_gpt.cu", "test_gpt.cu", "Makefile")]
     files += [path for path in folders if path.suffix in (".h", ".cuh", ".cpp", ".cu")]
@@ -135,14 +135,14 @@ def libraries_environment(python):
 
 
 def make_tokens(path, count):
-    """Tokens that mean nothing, in llm.c's form: steps take as long whatever they are."""
+    """Meaningless tokens, in llm.c's format: a step's time does not depend on them."""
     tokens = array.array("H", ((i * 7919 + i // 13) % 50257 for i in range(count)))
     header = array.array("i", [20240520, 1, len(tokens)] + [0] * 253)
     path.write_bytes(header.tobytes() + tokens.tobytes())
 
 
 def losses_of(command, metrics, seconds, environment):
-    """Of each step; or an error with the program's own words."""
+    """The losses of each step, or an error in the program's own words."""
     metrics.unlink(missing_ok=True)
     done = limited([*command, "--metrics", metrics], seconds, env=environment)
     if done.returncode:

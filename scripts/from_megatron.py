@@ -67,8 +67,8 @@ def fail(message):
 
 
 class Unpickler(pickle.Unpickler):
-    """Plain values, and the classes that describe tensors; of all others, as Megatron's enums, an empty
-    stand-in is made. Nothing that runs code is found."""
+    """Finds plain values and the classes that describe tensors; all others, such as Megatron's enums, become
+    empty stand-ins. So nothing in a file can run code of its own."""
 
     PLAIN = {
         ("argparse", "Namespace"),
@@ -100,7 +100,7 @@ class Unpickler(pickle.Unpickler):
 
 
 class PlainPickle:
-    """For torch.load, instead of the module pickle."""
+    """For torch.load, in place of the module pickle."""
 
     Unpickler, load = Unpickler, staticmethod(lambda file, **options: Unpickler(file, **options).load())
 

@@ -320,7 +320,7 @@ def check(counts, compiler, path):
             if problem:
                 print(f"FAILED  {name} on {arch} {problem}")
 
-    # and it sees what it is to see: one fence more than before
+    # and it notices what it should: one fence more than before
     now = next(iter(counts[arch].values()))
     sees = f"fence {now['fence'] - 1} -> {now['fence']}" in worse(now, {**now, "fence": now["fence"] - 1})
     if not sees:

@@ -49,7 +49,7 @@ ANSWER_SECONDS = 30  # of a host that is asked to start a program
 
 
 def say(message, file=None, end="\n"):
-    """To whoever listens, in what characters the terminal has; a log on a full disk must not end a run."""
+    """Prints in the terminal's encoding, to whoever listens; a log on a full disk must not end a run."""
     file = file or sys.stdout
     try:
         code = file.encoding or "utf8"
@@ -89,7 +89,7 @@ def usage():
 
 
 class Options:
-    """Those of train_gpt that a launcher has to know; a config file says what the command line does not."""
+    """The options of train_gpt that a launcher needs; a config file gives those not on the command line."""
 
     def __init__(self, words):
         self.words = words
@@ -129,14 +129,14 @@ class Options:
 
 
 def newest_checkpoint(folder, before=None):
-    """Its step, or -1; before: of those of earlier steps."""
+    """The newest checkpoint's step, or -1; before: only of earlier steps than this."""
     names = patiently(lambda: [p.parent.name for p in folder.glob("step-*/index.json")]) if folder else []
     steps = [int(name[5:]) for name in names if re.fullmatch(r"step-\d+", name)]
     return max((step for step in steps if before is None or step < before), default=-1)
 
 
 def read_hosts(path):
-    """What each line says of the host that it begins with."""
+    """{host: its line}: each line begins with a host."""
     lines = patiently(lambda: path.read_text("utf-8-sig").splitlines() if path.exists() else [])
     return {line.split()[0]: line for line in lines if line.split() and not line.lstrip().startswith("#")}
 
@@ -181,7 +181,7 @@ class Launcher:
                 return False
 
     def kill(self, process, name):
-        """mpirun's daemons notice, and end their ranks; of srun the job step stays, and holds its nodes."""
+        """mpirun's daemons notice, and end their ranks; srun's job step would stay, and hold its nodes."""
         os.killpg(process, signal.SIGKILL)
         if self.how == "slurm":
             steps = self.ask("squeue", "-h", "-s", "-j", os.environ.get("SLURM_JOB_ID", ""), "-o", "%i %j")
@@ -200,8 +200,8 @@ class Launcher:
             return [host for host, good in zip(hosts, pool.map(self.answers, hosts)) if good]
 
     def take_back(self):
-        """Excluded hosts that are up again, as many as are missing. One that answers and still loses runs
-        only where no replica would be left; one that somebody has written down, or with bad memory, never.
+        """Readmits excluded hosts that are up again, as many as are missing: one that answers but loses runs
+        only if no replica would be left; one that somebody has listed, or with bad memory, never.
         """
         usable = len(self.usable_hosts())
         reasons = ["lost", "hangs"]
@@ -218,7 +218,7 @@ class Launcher:
             say(f"launch.py: {' '.join(back)} starts programs again, and is taken back")
 
     def replicas(self, hosts):
-        """The most that so many hosts hold and that divide every batch of the run; 0: none."""
+        """The most replicas that fit on so many hosts and divide every batch of the run; 0: none."""
         part = (
             1 if self.options.values.get("micro-batch") == "auto" else self.options.number("micro-batch", 1)
         )
@@ -290,7 +290,7 @@ class Launcher:
     # ---- one attempt
 
     def keep(self, name, mode, text):
-        """Into a file of the folder; where its disk is full the run goes on without."""
+        """Writes into a file of the folder; if its disk is full, the run goes on without."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with open(self.folder / name, mode, encoding="utf8") as file:
@@ -307,7 +307,7 @@ class Launcher:
             self.replace("launch.json", json.dumps(self.record, indent=1) + "\n")
 
     def replace(self, name, text):
-        """A file of the folder, whole or not at all."""
+        """Replaces a file of the folder, completely or not at all."""
         if not self.keep(f".{name}.partial", "w", text):
             return False
         try:
@@ -322,7 +322,7 @@ class Launcher:
             time.sleep(0.2)
 
     def read(self, attempt):
-        """What an attempt prints, to its end."""
+        """Reads what an attempt prints, to its end."""
         for line in attempt.lines:
             attempt.tail.append(line)
             attempt.heard = time.time()
@@ -375,9 +375,9 @@ class Launcher:
         return found
 
     def end_if_permanent(self, code, printed, lost):
-        """Without a word of a step or of a host, another attempt would end like this one."""
+        """If no step was printed and no host named, another attempt would end like this one."""
         self.ran = self.ran or bool(STEP.search(printed))
-        # behind steps of this run it is what is left of an attempt, which will end
+        # after steps of this run, that is the remains of an earlier attempt, which will end
         taken = "writes there: end that run" in printed and not self.ran
         meanwhile = "another run has ended meanwhile" in printed  # start again, it says
         if code == DIVERGED or SPIKE.search(printed) or meanwhile:
@@ -424,7 +424,7 @@ class Launcher:
             # what is left would hold no replica: stay with those that answer
             out = [host for host in out if host not in good]
 
-        # it answers, and was lost on again: not to be taken back at once
+        # it answers, yet runs are lost on it again: it is not readmitted at once
         why = {
             host: "fails" if host in good and spares <= 0 and found[host] != "memory" else found[host]
             for host in out
@@ -437,7 +437,7 @@ class Launcher:
             self.excluded.update(dict.fromkeys(out, ""))
 
     def leave(self, code, work_is_left):
-        """Under Slurm a job whose time will be up goes on in another; one that was cancelled does not."""
+        """Under Slurm a job whose time is nearly up is requeued; one that was cancelled is not."""
         job = os.environ.get("SLURM_JOB_ID", "")
         if self.how == "slurm" and work_is_left and self.folder:
             state = self.ask("squeue", "-h", "-j", job, "-o", "%T").strip()

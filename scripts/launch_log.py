@@ -14,12 +14,12 @@ LOST = (
     re.compile(r"Node failure on ([^\s,.]+)"),
     re.compile(r"Could not resolve hostname (\S+):|connect to host (\S+) port"),
 )
-# of srun only the first: it then kills the tasks of all other nodes itself
+# only srun's first such line: it then kills the tasks of all other nodes itself
 FIRST_LOST = re.compile(r"srun: error: (\S+?): tasks? [\d,\-]+: (?:Killed|Segmentation|Bus error|Aborted)")
 MEMORY = re.compile(r"(?:\[rank (\d+)\] )?train_gpt: (\S+): (?:step \d+|parameters) ")
-# by the first rank whose patience ended: the others may miss that one
+# only the first such line: other ranks may be waiting for the rank that printed it
 HANGS = re.compile(r"waits for ranks? ([\d ]+), which does not answer")
-# by the program itself: something of its host, or of all
+# ended by the program itself: the fault may be its host's, or everybody's
 ABORT = re.compile(
     r"(?:MPI_ABORT was invoked on rank |Abort\(\d+\) on node \d+ \(rank |MPI_Abort\(.*\) - process )(\d+)"
 )

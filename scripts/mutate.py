@@ -62,16 +62,16 @@ LAYOUTS = (
     (2, "--tensor-parallel 2 --sequence-parallel no"),
     (2, "--zero 1 --loss-chunk 8"),  # backward is the first to read the LM head's parameters
 )
-# what a layout's run must have said, or it has not shown what it is for
+# what a layout's run must print, or it has not tested what it is for
 SAYS = {"--on-spike back": "back to the newest checkpoint"}
 
-# each in another order of streams: what comes too late in one does not in another
+# each with another order of streams: a race that is hidden in one shows in another
 LAYOUT_COMMANDS = [
     f"env EMULATED_SEED={seed} {RUN.format(ranks=ranks, options=options)}"
     for seed, (ranks, options) in enumerate(LAYOUTS, 1)
 ]
 
-# what only a missing order makes a program say; any other end is looked at by a person
+# messages that only a missing order causes; any other failure needs a person to look at it
 SAYS_WHY = (
     r"races with|NCCL|nobody has written|waits for|never waited for|written again or freed|FAILED|DIFFER"
     r"|outside of the capture|recorded in a capture"
@@ -165,7 +165,7 @@ int main() {
 }
 """
 HOPPER = {
-    "variables": dict(environment, OMP_NUM_THREADS="2"),  # blocks beside one another: who waits for his turn?
+    "variables": dict(environment, OMP_NUM_THREADS="2"),  # blocks run in parallel, and wait for turns
     "commands": [
         "g++ -std=c++20 -fopenmp -O1 -march=native -DPRECISION_BF16 -DDEVICE_EMULATED -I. -x c++"
         " build/hopper.cpp layers/fast/bf16_widened.cpp -o build/hopper"

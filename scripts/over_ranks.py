@@ -20,7 +20,7 @@ environment = dict(
     OMPI_MCA_mpi_yield_when_idle="1",
     OMPI_MCA_btl_vader_single_copy_mechanism="none",
     HWLOC_COMPONENTS="-pci,-linuxio",  # no search for PCI devices: a third of a rank's start
-    OMPI_MCA_pml="ob1",  # a fifth of a second faster than to look for networks that are not here
+    OMPI_MCA_pml="ob1",  # a fifth of a second faster than looking for absent networks
 )
 
 
@@ -36,7 +36,7 @@ def check(good, what):
 
 
 def start(program, ranks, arguments, timeout=60, **variables):
-    """The program over so many ranks, to its end."""
+    """Runs the program over so many ranks, to its end."""
     command = [program, *arguments]
     if ranks > 1:
         command = ["mpirun", "-n", str(ranks), *command]
@@ -44,8 +44,8 @@ def start(program, ranks, arguments, timeout=60, **variables):
 
 
 def limited(command, seconds, **more):
-    """The program to its end, or after so many seconds to that of all it has started (exit code 124); the two
-    outputs are one where stderr=subprocess.STDOUT is given."""
+    """Runs the program to its end, or after so many seconds kills it and all it has started (exit code 124);
+    with stderr=subprocess.STDOUT the two outputs are one."""
     words = [str(word) for word in command]
     usual = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf8", "errors": "replace"}
     try:
@@ -60,7 +60,7 @@ def limited(command, seconds, **more):
         out, error = process.communicate()
         stopped = f"\nstopped after {seconds:.0f} s"
         return subprocess.CompletedProcess(words, 124, (out or "") + stopped, (error or "") + stopped)
-    except BaseException:  # this program is ended: so is what it has started
+    except BaseException:  # this program ends, and with it what it has started
         os.killpg(process.pid, signal.SIGKILL)
         raise
 

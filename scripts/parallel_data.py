@@ -37,8 +37,8 @@ def test_answers():
         check(done.returncode == 0, f"{name}: {done.stderr[-500:]}")
         return [[m[key] for m in metrics(name) if key in m] for key in KEYS] if done.returncode == 0 else None
 
-    # of the first step, whose model is the same: the mean over all is a mean of the two means, and what they
-    # are weighed by is a number of tokens
+    # in the first step, whose model is the same, the mean over all tokens is a mean of the two means,
+    # weighted by numbers of tokens
     only = ("--loss-on", "answers")
     every = losses("every token", 1, "asked")
     one = losses("answers", 1, "asked", *only)
@@ -80,7 +80,7 @@ LOSSES = [
 
 
 def test_recorded():
-    """What the seed and the defaults decide is what it was: weights, the order of two sets over several
+    """What the seed and the defaults determine has not changed: weights, the order of two sets over several
     epochs, the recipe; each of them changes the losses. LOSSES: of steps 1, 2, 10, 30 and 60, their norms,
     and three validation losses, in fp64."""
     base = ["--train", f"0.7:{text}.train.bin", f"0.3:{text}.validation.bin", *DATA[2:]]
@@ -106,7 +106,7 @@ def test_recorded():
 
 
 def test_largest_micro_batch():
-    """The largest micro-batch that fits: all of it here."""
+    """The largest micro-batch that fits: here, a rank's whole batch, or a stage's share."""
     result = run(1, [*DATA, *MODEL, "--micro-batch", "auto", "--steps", "1"])
     check(
         "micro-batch        12\n" in result.stdout and "plan and run are equal" in result.stdout,
@@ -205,7 +205,7 @@ def test_blends():
 
 
 def test_samples_in_training():
-    """The model speaks alike in every layout while it trains."""
+    """Samples during training are the same in every layout."""
     sampling = "--steps 1 --tokenizer bytes --sample-every 1 --sample-tokens 20 --temperature 0".split()
     said = (
         run(1, [*DATA, *MODEL, *sampling])

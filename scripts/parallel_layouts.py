@@ -7,7 +7,7 @@ from parallel_runs import build, build32, DATA, emulated, KEYS, metrics, MODEL, 
 
 
 def layouts():
-    """Every t, p, d of at most 8 ranks, with each of the other choices that mean something there."""
+    """Every t, p, d of at most 8 ranks, with each of the other choices that apply there."""
     for t, p, d in ((t, p, d) for t in (1, 2, 4) for p in (1, 2, 4) for d in (1, 2, 3) if 1 < t * p * d <= 8):
         basic = {"tensor-parallel": t, "pipeline-parallel": p}
         for sequence in ("yes", "no") if t > 1 else ("yes",):
@@ -58,7 +58,7 @@ def compare_with_one(ranks, options, alone):
 
 
 def test_calls():
-    """What ranks say to each other, call by call."""
+    """What ranks communicate, call by call."""
     for folder in (build, emulated):
         for ranks in (2, 3, 4):
             result = run(ranks, ["ranks", "replicas"], folder=folder, program="test_gpt")
@@ -74,7 +74,7 @@ def test_all_layouts():
 
 
 def test_bf16_moments():
-    """They are rounded by chance that follows from weights and gradients, here cut to fp32: alike in every
+    """Their stochastic rounding is keyed by weights and gradients, here cut to fp32: the same in every
     layout."""
     train("one_bf16", 1, ["--moments", "bf16"])
     for ranks, options in (
@@ -100,7 +100,7 @@ def whole(name, ranks, options):
 
 
 def test_pipelines_to_the_bit():
-    """In fp32; one process writes again what each has saved, so that files compare."""
+    """In fp32; one process rewrites what each has saved, so that files can be compared."""
     single = whole("single32", 1, {})
     for ranks, options in (
         (2, {}),

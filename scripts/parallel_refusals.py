@@ -208,7 +208,7 @@ def test_terminated_rank():
 
 
 def test_named_by_log():
-    """On which hosts a launcher takes a run to be lost, from what was printed; two ranks a host, a to d."""
+    """On which hosts a run was lost, by what was printed; hosts a to d have two ranks each."""
     killed = "srun: error: b: task 2: Killed\n"
     daemon = (
         "ORTE has lost communication with a remote daemon.\n\n  Remote daemon: [[1,0],2] on node c.local\n"
@@ -240,7 +240,7 @@ def test_named_by_log():
 
 
 def test_launchers():
-    """As many ranks as hosts have slots; started again they go on. Slurm's own commands are played here."""
+    """As many ranks as hosts have slots; started again they go on. Slurm's own commands are stubs here."""
     with open(f"{work}/hosts", "w") as f:
         f.write("# one host\n\nlocalhost slots=4\n")
     for name, line in (

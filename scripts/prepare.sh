@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetches what training on GPT-2's tokens wants, checks it, and makes a first data set:
+# Fetches what training on GPT-2's tokens needs, checks it, and makes a first data set:
 #   bash scripts/prepare.sh gpt2 [FOLDER]    FOLDER/vocab.bpe, as OpenAI publishes it; Shakespeare's plays, as
 #   karpathy/char-rnn has them (1.1 MB); their tokens: FOLDER/shakespeare.{train,validation}.bin [prepared]
 # PREPARE_FROM=URL: a mirror of both files. Without a network, copy vocab.bpe and input.txt into FOLDER first.

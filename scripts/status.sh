@@ -43,7 +43,7 @@ else:
 attempts = record["attempts"]
 now, last = time.time(), attempts[-1] if attempts else None
 lines = []
-# a relative name is of the folder that the run was started in: most likely the one that holds its folder
+# a relative name starts from the folder in which the run was started: most likely the parent of its folder
 named = Path(record["metrics"]) if record["metrics"] else None
 found = [file for file in (run.resolve().parent / named, named) if file.is_file()] if named else []
 if found:

@@ -13,7 +13,7 @@
 #   evaluate    evaluation, generation and the server
 #   faults      killed, late and damaged runs, disks and hosts
 #   corpus      ./corpus, where its libraries are (scripts/install.sh --with-corpus)
-#   programs    whole programs: flash attention beside the other one, plans, formats, bias, first_contact.sh
+#   programs    whole programs: flash against materialised attention, plans, formats, bias, first_contact.sh
 #   figures     the published figures, and metrics
 #   tour        the guided tour
 #   readme      what the READMEs show
@@ -240,7 +240,7 @@ PYTHON
 
 # --fp8: losses are one rank's to the bit with full recomputation and over pipeline stages; over two
 # tensor-parallel ranks, whose shards have scales of their own, they are close, and the same bits however rows
-# are held. All runs share the choices that the first ones time: the sums of another algorithm end otherwise
+# are held. All runs share the choices that the first ones time: another algorithm's sums round differently
 eight="--train $work/text.train.bin --layers 4 --hidden 64 --heads 2 --sequence 32 --batch 8 --micro-batch 2"
 eight="$eight --steps 4 --learning-rate 1e-3 --fp8 yes --tuning $work/fp8-choices"
 fp8() {  # NAME RANKS OPTION…

@@ -22,7 +22,7 @@ import over_ranks
 from faults import BUILD, REPOSITORY, SHIM, WORK, make_data, run
 from over_ranks import check, finish, take_counts
 
-# those that mostly wait for limits to pass run beside one another, the longest first …
+# those that mostly wait for time limits run in parallel, the longest first …
 WAITING = (
     faults_hosts.fewer_replicas,
     faults_slurm.four_nodes,
@@ -45,7 +45,7 @@ WAITING = (
     faults_ends.generator_beside_training,
 )
 LANES = 3
-# … and those that compute, or watch how fast others do, alone
+# … and those that compute, or measure speed, run alone
 ALONE = (
     faults_ends.little_memory,
     faults_disk.changed_data,

@@ -79,7 +79,7 @@ def test_tables(work):
         off = run["planned_seconds"] / run["published_seconds"] - 1
         check(abs(off) < 0.03, f"{run['servers']} servers: {off:+.1%}")
 
-    # errors are those of the times, and a plan at the fitted efficiency takes what is said
+    # errors are those of the times, and a plan at the fitted efficiency takes the seconds that are printed
     tried, holding = throughput["rest"]["hypotheses"], []
     for one in tried:
         holding += [one["what"].split(":")[0].split(",")[0]] if one["error"] < 0.005 else []

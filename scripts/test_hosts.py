@@ -53,14 +53,14 @@ class SshHosts(Hosts):
             self.usable = all(self.answers(name) for name in self.names[1:])
 
     def ssh(self, name, *words):
-        """What the launcher's host has a host do."""
+        """Runs a command on a host, from the launcher's host."""
         return run(self.inside("h0", [WORK / "ssh", name, *words]))
 
     def answers(self, name):
         return until(lambda: self.ssh(name, "true").returncode == 0, 10)
 
     def sshd(self, i, name, before="true"):
-        """With a local folder of its own; its clock is `i` days ahead of the launcher's."""
+        """Starts a host's sshd, with its own local folder and a clock `i` days ahead of the launcher's."""
         script = f"hostname {name}; mount -t tmpfs local {LOCAL}; mkdir -p /run/sshd; {before}; "
         script += f"exec {SSHD} -D -e -f {WORK}/sshd_config 2> {WORK}/sshd-{name}"
         space = ["nsenter", f"--net=/run/netns/{self.prefix}{name}"]
@@ -68,7 +68,7 @@ class SshHosts(Hosts):
         return subprocess.Popen([*space, *apart, "bash", "-c", script], start_new_session=True)
 
     def restart(self, name, before="true"):
-        """Its sshd anew, in a fresh mount namespace, in which `before` was done."""
+        """Restarts its sshd, in a fresh mount namespace in which `before` was run."""
         i = self.names.index(name)
         self.signal(name, 9)
         self.daemons[i - 1].wait()
@@ -107,7 +107,7 @@ def alone():
 
 
 def layouts(hosts, wanted):
-    """Two ranks a host, or one: over the network goes data, pipeline, and at last tensor parallelism."""
+    """Two ranks a host, then one: data, pipeline, and finally tensor parallelism cross the network."""
     grid = ["--tensor-parallel", 2, "--pipeline-parallel", 2]
     before = hosts.received("h3")
     said, code = hosts.mpirun(2, ["--train", DATA, *grid, "--metrics", WORK / "two.jsonl"])

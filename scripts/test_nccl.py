@@ -117,7 +117,7 @@ def check_faults():
     arguments = [*DATA, *MODEL, *words(layout)]
     program = f"{nccl}/train_gpt"
 
-    # world has a call a step, behind which the host waits; of the others the next call is told
+    # world has one call per step, after which the host waits; for the others, the next call reports it
     for group, call in (("tensor", 11), ("forward", 11), ("backward", 11), ("world", 8)):
         begun = time.time()
         fails = f"group {group}:{call}"

@@ -50,14 +50,14 @@ def prepare(work):
 
 
 def spelt(operation):
-    """How the line that runs it spells it: its struct; where a function of the same name does, that one; for
-    the steps of cross-entropy, which are made of it, its variable."""
+    """How the line that runs an operation names it: by its struct, a function of its name or, for the steps
+    of cross-entropy, the variable `loss` that makes them."""
     struct = operations.declared()[operation][1]
     return rf"\b({struct}|{operation}|{'loss' if struct.startswith('CrossEntropy') else struct})\b"
 
 
 def named(line):
-    """How the trace names what a line of a record says."""
+    """How a trace names the operation in a line of a record."""
     label = line.get("label", "")
     if line["kind"] == "compute":
         return line["name"]
@@ -156,7 +156,7 @@ def check_record(work):
 
 
 def check_messages(shown, t):
-    """What is received ends after it was begun to be sent, by the very rank that sends it."""
+    """A receive ends after the rank that sends began to send."""
     pairs = 0
     for row, events in shown.items():
         for e in events:
@@ -175,7 +175,7 @@ def check_messages(shown, t):
 
 
 def check_emulated(work):
-    """A device with streams of its own, over MPI: to be traced it must be asked, not the transport."""
+    """A device with its own streams, over MPI: tracing depends on the device, not on the transport."""
     files = {"trace": work / "emulated.json", "record": work / "emulated.jsonl", "profile": 1}
     out = train(work, 4, {**files, "pipeline-parallel": 2, "zero": 1}, EMULATED)
     check(out.returncode == 0, f"an emulated run is traced: {out.stderr[-300:]}")

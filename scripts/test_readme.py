@@ -2,8 +2,8 @@
 """Runs what the READMEs show: python3 scripts/test_readme.py BUILD (one for CPUs in fp32).
 
 Every command in a fenced block of a README is run, in one folder, in the order in which the READMEs are read,
-at toy sizes where the sizes would take hours; one that no rule here covers is a failure. Files that are named
-must exist, and planned figures be those that the program prints. The last line is `N passed, N failed`."""
+at toy sizes where the real ones would take hours (RULES), and must succeed. Files that are named must exist,
+and planned figures must be those that the program prints. The last line is `N passed, N failed`."""
 
 import os
 import re

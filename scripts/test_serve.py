@@ -213,7 +213,7 @@ def test_texts(work):
         check([c["index"] for c in several] == list(range(6)), "3 of each of 2 prompts")
         check(len({c["text"] for c in several[:3]}) > 1, "samples differ")
 
-        # whatever stands beside it
+        # whatever else is generated at the same time
         many = [{"prompt": "ab cd"[: i % 5 + 1], "max_tokens": 30, "seed": i} for i in range(20)]
         alone = [server.text(**body) for body in many]
         with concurrent.futures.ThreadPoolExecutor(10) as pool:

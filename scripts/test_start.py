@@ -92,7 +92,7 @@ def main():
         print(f"{name}: " + " ".join(f"{x:.2f}" for x in values))
         check(values[0] > 0 and max(values) <= 1.5 * values[0], f"{name}: {values}")
 
-    # every phase is there, and those that talk have been counted
+    # every phase is there, and those that communicate have been counted
     phases = ["MPI", "options", "files", "groups", "memory", "parameters", "tuning"]
     check(list(runs[0]["most"]) == phases and list(runs[0]["seconds"]) == phases, f"phases: {runs[0]}")
     check(

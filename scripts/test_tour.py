@@ -130,7 +130,7 @@ def start_browser():
 
 
 def complaints_of(browser):
-    """What axe-core says of the page, as text."""
+    """What axe-core finds wrong with the page, as text."""
     import axe_core_python
 
     script = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text()
@@ -140,7 +140,7 @@ def complaints_of(browser):
 
 
 def test_keyboard(browser, name):
-    """Tab comes to every control that can be seen."""
+    """Tab reaches every visible control."""
     from selenium.webdriver.common.keys import Keys
 
     controls = browser.execute_script(
@@ -223,7 +223,7 @@ def test_pages(folder, port, browser, pictures):
                 browser.set_window_size(width, 900)
                 browser.get(f"http://127.0.0.1:{port}/{name}.html")
                 browser.execute_script(f"setTheme('{theme}')")
-                if name == "pipeline":  # its first drawing waits for no answer, but for a turn
+                if name == "pipeline":  # its first drawing needs a turn of the event loop
                     browser.execute_async_script("setTimeout(arguments[0], 200)")
                 wide = browser.execute_script(
                     "return document.documentElement.scrollWidth - window.innerWidth"

@@ -6,7 +6,7 @@
 #include "quality.h"
 
 struct Bench {
-    // runs work() until a second has passed; prints what it handled a second
+    // runs work() until a second has passed; prints the amount that it handled per second
     template <class Work>
     static void time(const char* what, double amount, const char* unit, const char* floor, Work work) {
         int times = 0;

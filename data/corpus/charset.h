@@ -155,7 +155,7 @@ class Prescan {
         return true;
     }
 
-    // of a <meta>, behind its name; "" if it says nothing that is known
+    // the charset of a <meta>, from behind its name on; "" if it names none that is known
     std::string meta() {
         std::string name, value, found, seen = " ";
         bool is_pragma = false, needs_pragma = false, decided = false;
@@ -234,7 +234,7 @@ inline bool convert(std::string_view in, const std::string& charset, std::string
     char* from = (char*)in.data();
     size_t left = in.size();
     char piece[32 << 10];
-    auto flush = [&] {  // a letter that a mark behind it might have changed is held back
+    auto flush = [&] {  // iconv holds back a letter that a mark after it might change
         char* to = piece;
         size_t space = sizeof piece;
         iconv(state, nullptr, nullptr, &to, &space);
@@ -247,9 +247,9 @@ inline bool convert(std::string_view in, const std::string& charset, std::string
         size_t result = iconv(state, &from, &left, &to, &space);
         out.append(piece, sizeof piece - space);
         if (result != (size_t)-1 || errno == E2BIG) continue;
-        if (charset != "ISO-2022-JP") flush();  // where it would also forget the escape
+        if (charset != "ISO-2022-JP") flush();  // there it would also forget the escape state
         out += "\xEF\xBF\xBD";
-        ++*wrong;  // a byte that is none, or a character cut off
+        ++*wrong;  // an invalid byte, or a character cut off
         from++;
         left--;
     }
@@ -269,7 +269,7 @@ inline std::string utf16_of(std::string_view s) {
     return zeros[0] > pairs / 2 && zeros[1] < pairs / 8 ? "UTF-16BE" : "";
 }
 
-// the page as UTF-8; charset: what it was taken for
+// the page as UTF-8; charset: the one it was decoded from
 inline std::string to_utf8(std::string_view body, std::string_view content_type, std::string* charset) {
     size_t wrong = 0;
     std::string other;
@@ -303,14 +303,14 @@ inline std::string to_utf8(std::string_view body, std::string_view content_type,
         if (is_in(name)) return other;
     }
 
-    // what it looks like
+    // what the bytes look like
     uchardet_t detector = uchardet_new();
     uchardet_handle_data(detector, body.data(), std::min(body.size(), (size_t)64 << 10));
     uchardet_data_end(detector);
     std::string found = uchardet_get_charset(detector);
     uchardet_delete(detector);
     size_t high = (size_t)std::count_if(body.begin(), body.end(), [](char c) { return (c & 0x80) != 0; });
-    // it saw ASCII alone, and what follows is UTF-8 but for a cut or a stray byte
+    // it saw only ASCII, and the rest is UTF-8 except for a cut or a stray byte
     bool mostly_utf8 = (found == "ASCII" || found.empty()) && 2 * wrong < high;
     if (found == "UTF-8" || mostly_utf8) return out;
     return is_in(found) || is_in("CP1252") ? other : out;

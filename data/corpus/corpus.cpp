@@ -23,7 +23,7 @@ void run_all(const Ranks& ranks, Command& command);
 
 struct StepForm {
     const char *name, *takes, *says;
-    const char* needs;  // options without a default, parted by blanks
+    const char* needs;  // required options, separated by blanks
     void (*run)(const Ranks&, Command&);
 };
 using A = Command&;

@@ -18,7 +18,7 @@
 
 constexpr int key_least = 8, key_most = 13;
 
-// word(first byte, one past its last byte, hash of its lower-cased characters) until it returns false
+// calls word(first byte, one past its last byte, hash of its lower-cased characters) until it returns false
 template <class Word>
 void each_word(std::string_view s, Word word) {
     static const std::vector<uint8_t>& classes = char_classes();
@@ -132,7 +132,7 @@ struct Keys {
         for (; more && looked + key_least <= count; looked++) look(looked);
     }
 
-    // of all texts, to find changes by
+    // of all keys, so that a change is noticed
     uint64_t fingerprint() const {
         uint64_t h = keys.size();
         for (auto& k : keys) for (auto& w : k.words) h = h * 31 + XXH3_64bits(w.data(), w.size());
@@ -207,7 +207,7 @@ struct Cutter {
     int64_t margin, shortest;
     size_t most;
 
-    // the byte that is n characters before byte i (back), or after it (on); npos: s has not that many
+    // the byte that is n characters before byte i (back), or after it (on); npos: s has fewer
     static size_t back(std::string_view s, size_t i, int64_t n) {
         for (; n > 0 && i > 0; n--) do i--; while (i > 0 && ((unsigned char)s[i] & 0xC0) == 0x80);
         return n > 0 ? s.npos : i;

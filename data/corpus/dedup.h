@@ -331,7 +331,7 @@ struct Dedup {
     }
 };
 
-// the numbers of the removed documents, ascending: a checksum, how many, and they
+// a checksum, the count, and the numbers of the removed documents, ascending
 struct RemovedDocuments {
     MappedFile file;
     const uint64_t *begin, *end;
@@ -346,13 +346,13 @@ struct RemovedDocuments {
     }
 };
 
-// writes which documents are removed to `path`, unless that is done; returns the input's fingerprint
+// writes which documents are removed to `path`, unless that was done before; returns the input's fingerprint
 inline uint64_t find_removed(Dedup& d, const Ranks& ranks, const Settings& settings,
                              const std::string& folder, const std::string& path) {
     std::string pairs = settings.get("pairs");
     Stage matching(ranks, settings, "dedup", folder, "");
 
-    // rank 0 decides for all: what is done, and what all of the input is
+    // rank 0 decides for all: what is already done, and the fingerprint of all input
     std::vector<int64_t> facts;
     uint64_t stamp = settings.fingerprint("dedup");
     for (size_t i = 0; i < d.order.size() && ranks.first(); i++) {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-// bits: 4 or 5 of each character; '=' at the end counts for nothing. Nothing where a character is no digit
+// bits: 4 or 5 of each character; '=' at the end is ignored. Nothing if a character is not in the alphabet
 inline std::optional<std::string> decode_digits(std::string_view digits, const char* alphabet, int bits) {
     while (digits.ends_with('=')) digits.remove_suffix(1);
     std::string out;
@@ -24,7 +24,7 @@ inline std::optional<std::string> decode_digits(std::string_view digits, const c
     return out;
 }
 
-// whether `content` has the digest; true if it is of a kind that is not known
+// whether `content` has the digest; true if the digest's kind is not known
 inline bool has_digest(std::string_view content, std::string_view written) {
     size_t colon = written.find(':');
     if (colon == written.npos) return true;

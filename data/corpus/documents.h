@@ -1,9 +1,9 @@
 // documents.h   documents as they travel between steps: one JSON object a line, plain, .gz or .zst
 //   {"text": "…", "id": "…", "meta": {…}}   the Pile's form; id and meta are optional, other keys dropped
 //   A line that is not a document is skipped and counted: broken JSON, no "text", invalid UTF-8, or longer
-//   than `longest` bytes; where compressed data are damaged, what stands before the hole and what stands
-//   behind it are no line. A line is held whole, so `longest` bounds a reader's memory. What no field needs
-//   is not judged: integers of any size and lone surrogates, which simdjson refuses, are read by json.h.
+//   than `longest` bytes; where compressed data are damaged, the pieces before and after the gap are no
+//   line. A line is held whole, so `longest` bounds a reader's memory. What no field needs is not checked:
+//   integers of any size and lone surrogates, which simdjson refuses, are read by json.h.
 #pragma once
 #include <simdjson.h>
 #include <xxhash.h>
@@ -115,7 +115,7 @@ private:
     bool told = false;
     simdjson::dom::parser parser;
 
-    // without its end; the view holds until the next call
+    // without its line end; the view is valid until the next call
     bool next_line(std::string_view& one) {
         size_t seen = begin;
         for (bool skipping = false;;) {

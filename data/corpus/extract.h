@@ -54,7 +54,7 @@ inline void describe(Document& d, const WarcRecord& record, const std::string& l
         d.meta = with_meta(d.meta, name, quoted);
     };
     std::string_view url = record.fields.get("WARC-Target-URI");
-    if (url.starts_with('<') && url.ends_with('>')) url = url.substr(1, url.size() - 2);  // as wget has it
+    if (url.starts_with('<') && url.ends_with('>')) url = url.substr(1, url.size() - 2);  // as wget writes it
 
     d.id = valid_utf8(record.fields.get("WARC-Record-ID"), &wrong);
     put("url", url);

@@ -1,8 +1,8 @@
 // fuzz_corpus.cpp   damaged input of every kind, for minutes: build/…/fuzz_corpus TARGET SECONDS [FILE…]
 //   TARGET: warc (records, gzip, HTTP, HTML, charsets, languages), documents (JSON), tokens (token, signature
 //   and index files), settings (configurations), text (Unicode repair, min-hash, decontamination), or all
-//   Inputs are small valid ones and the files given, mutated. An Error is an answer; a crash, what a
-//   sanitizer finds, or more than 20 s for one input is not: the input is left at /tmp/fuzz-TARGET.
+//   Inputs are small valid ones and the files given, mutated. An Error is a valid outcome; a crash, a
+//   sanitizer's finding, or more than 20 s for one input is not: the input is left at /tmp/fuzz-TARGET.
 #include <unistd.h>
 #include "decontaminate.h"
 #include "minhash.h"

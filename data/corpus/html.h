@@ -98,7 +98,7 @@ private:
     struct Open { Tag tag; bool heading, selects; };
     htmlParserCtxtPtr context = nullptr;
     std::vector<Open> path;
-    std::string pending;  // text that no tag has parted yet
+    std::string pending;  // text since the last tag
     Paragraph now;
     long headings = 0, selects = 0, killed = 0;  // that are open
     bool link = false, after_break = false;
@@ -173,8 +173,8 @@ private:
 };
 
 // Blanks out tags that may have more than `most` attributes (counting blanks, slashes and quotes): libxml2
-// compares each attribute with all before it. What is inside scripts, styles and comments is not a tag; these
-// begin and end where libxml2 takes them to.
+// compares each attribute with all before it. Scripts, styles and comments hold no tags; they begin and end
+// where libxml2 sees their bounds.
 inline std::string without_huge_tags(std::string page, int64_t* removed) {
     constexpr int most = 2000;
     auto past = [&](size_t i, std::string_view end) {
@@ -228,7 +228,7 @@ inline std::string without_huge_tags(std::string page, int64_t* removed) {
 
 struct StopWords {
     std::unordered_set<std::string> words;
-    static constexpr size_t longest = 120;  // bytes of a word that may be one
+    static constexpr size_t longest = 120;  // bytes; longer words are no stop words
 
     explicit StopWords(const std::string& path) {  // "": the English ones that are built in
         std::string all = path.empty() ? english_stopwords : std::string(WholeFile(path).text());

@@ -1,4 +1,4 @@
-// minhash.h   a document's signature: two of them agree in each place with probability Jaccard (Broder 1997)
+// minhash.h   signatures of documents: two agree in a place with probability Jaccard similarity (Broder 1997)
 //   Shingles: every run of k characters (or words), hashed by a rolling polynomial mod 2^64 and mixed. A
 //   text shorter than k is one shingle.
 //   full   min over shingles of a[i] x + b[i] mod 2^32, for each place i on its own: n multiplications a
@@ -139,7 +139,7 @@ private:
 
 // signatures of one file's documents: "GPTMINH1", uint32 n, uint32 0, uint64 documents; (documents, n) uint32
 struct SignatureFile {
-    struct Descriptor {  // closed also where the file is refused
+    struct Descriptor {  // closed even if the file is refused
         int fd;
         operator int() const { return fd; }
         ~Descriptor() {

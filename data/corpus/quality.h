@@ -1,9 +1,9 @@
 // quality.h   which documents are good: cleaning by rules, a fastText classifier, and the Pareto rule
-//   clean    Unicode is repaired (unicode_repair.h); short documents go (the rules of --short-…)
+//   clean    Unicode is repaired (unicode_repair.h); short documents are dropped (the rules of --short-…)
 //   train    fastText, word bigrams: positives against as many negatives; a part is held out and measured
 //   score    the probability of "positive", as meta's "quality"
 //   filter   kept where pareto(alpha) > 1 - p, that is with probability (2 - p)^-alpha
-//   What is drawn for a document is keyed by its id and text: never by its place.
+//   Random numbers are keyed by a document's id and text, never by its position.
 #pragma once
 #include <fasttext/fasttext.h>
 #include <array>
@@ -19,7 +19,7 @@ struct CleaningRules {  // lengths in characters
         : foreign((int64_t)s.whole("short-foreign")), script((int64_t)s.whole("short-javascript")),
           shortest((int64_t)s.whole("shortest")), language(s.get("language")) {}
 
-    // repairs the text; nullptr, or why it goes
+    // repairs the text; returns nullptr, or why it is dropped
     const char* clean(std::string& s, Counts& counts) const {
         counts["Unicode repaired"] += repair_unicode(s);
         int64_t n = characters(s);
@@ -194,7 +194,7 @@ inline bool is_trained(const std::string& path, const std::string& stamp) {
     }
 }
 
-// how much of each set is taken, so that as many documents of both are
+// sets the share that is taken of each set, so that both give equally many documents
 inline void balance(std::array<TrainingSet, 2>& sets, const Settings& settings) {
     for (auto& s : sets) {
         s.each(settings, [&](Document&) { s.documents++; });

@@ -82,7 +82,7 @@ inline const std::vector<CorpusOption> corpus_options = {
       0.99}, "tokens"},
 };
 
-// for a reader: without the steps that are part of others
+// for --help: without the steps that are part of others
 inline std::string steps_of(const CorpusOption& o) {
     std::string out;
     std::istringstream words(o.steps);

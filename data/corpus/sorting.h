@@ -21,7 +21,7 @@ std::vector<T> exchange(const Ranks& ranks, std::vector<std::vector<T>>& to, con
     for (int r = 0; r < size; r++) begin[r + 1] = begin[r] + (size_t)all[r * size + me];
     std::vector<T> out(begin[size]);
 
-    constexpr long most = 1 << 26, words = sizeof(T) / 8;  // of int64 in a message
+    constexpr long most = 1 << 26, words = sizeof(T) / 8;  // int64s per message, per record
     comm::group_begin();
     for (int r = 0; r < size; r++) {
         if (r == me) {

@@ -46,7 +46,7 @@ inline double seconds_since(Clock::time_point t) {
     return std::chrono::duration<double>(Clock::now() - t).count();
 }
 
-// a line now and then on rank 0: what is done, how fast, how long still
+// a progress line now and then on rank 0: what is done, how fast, and how much time is left
 struct Progress {
     std::string what;
     double every, total = 0, done = 0;  // bytes of this rank
@@ -105,7 +105,7 @@ struct Stage {
         return folder + "/" + corpus.sets[f.set].name + "/" + f.name + ending;
     }
 
-    // of a file as it lies there: its size, its beginning and its end
+    // a hash of a file's size, its beginning and its end
     static uint64_t ends_of(const std::string& path) {
         InputFile file(path);
         std::string first(std::min(file.size, (size_t)1 << 16), 0), last = first;
@@ -272,7 +272,7 @@ struct Stage {
         });
     }
 
-    // A line that is no document is a finding: many of them are probably another format
+    // a line that is no document is only counted, but many of them probably mean another format
     void refuse_unreadable(const std::string& set, const Counts& counts) const {
         int64_t lines = count_of(counts, "documents"), none = 0;
         std::string why;

@@ -20,7 +20,7 @@ struct ByteReader {
     size_t at = 0;             // in the file
     bool starts_part = true;   // the next byte is the first of a member, or of the file
     long damaged = 0;          // members and frames that broke
-    bool behind_damage = false;  // between what was read last and what was read before, some is lost
+    bool behind_damage = false;  // data were lost between the last read and the one before
 
     explicit ByteReader(const std::string& path) : file(path) {
         std::string_view all = file.view();
@@ -60,7 +60,7 @@ struct ByteReader {
             size_t got = packing == Packing::Plain ? plain(out, n)
                 : packing == Packing::Gzip ? inflate_some(out, n) : zstd_some(out, n);
             if (got) return got;
-            if (at == had && !inside) at = file.size;  // nothing that could be read follows
+            if (at == had && !inside) at = file.size;  // nothing readable follows
         }
     }
 
@@ -96,7 +96,7 @@ private:
     size_t inflate_some(char* out, size_t n) {
         if (!inside) {
             if (!gzip_at(at)) {
-                size_t zeros = at;  // some writers fill up with zeros
+                size_t zeros = at;  // some writers pad with zeros
                 while (zeros < file.size && !file.data[zeros]) zeros++;
                 if (zeros < file.size) damaged++;
                 find_member(at);
@@ -121,7 +121,7 @@ private:
         else if (result != Z_OK && result != Z_BUF_ERROR) {
             damaged++;
             find_member(at + 1);
-        } else if (!used && !got) at = file.size;  // wants more than there is
+        } else if (!used && !got) at = file.size;  // needs more than is left
         return got;
     }
 

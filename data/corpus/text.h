@@ -134,7 +134,7 @@ inline std::string lower_word(std::string_view s) {
     return out;
 }
 
-// each(word): what white space parts
+// calls each(word) for each word between white space
 template <class Each>
 void for_words(std::string_view s, Each each) {
     const char *p = s.data(), *end = p + s.size();

@@ -121,7 +121,7 @@ inline void write_set(const Settings& settings, const Corpus& encoded, size_t se
         }
     }
 
-    // of few documents, one at least is held out; of a single one, none
+    // of a few documents, at least one is held out; of a single one, none
     std::string prefix = folder + "/" + encoded.sets[set].name;
     if (validation > 0 && validation <= least) validation = std::nextafter(least, 2);
     if (documents < 2) validation = 0;
@@ -180,7 +180,7 @@ inline void tokens(const Ranks& ranks, const Settings& settings, const Corpus& i
         return h;
     };
 
-    // sets, the largest first, to the rank that has least; the mark of what is done lies beside them
+    // deals sets, the largest first, to the rank with the least; finished ones have a .counts beside them
     Corpus sets;
     sets.sets = in.sets;
     for (size_t s = 0; s < in.sets.size(); s++) {

@@ -1,7 +1,7 @@
 // unicode_repair.h   repairs wrongly decoded text and removes invisible characters, as ftfy does
 //   1  mojibake      UTF-8 that was read as windows-1252 ("cafÃ©" was "café"), up to three times over: a
-//                    run of characters whose windows-1252 bytes are one UTF-8 character becomes it, where
-//                    that is sure (damage_at says when): correct text has such runs too
+//                    run of characters whose windows-1252 bytes are one UTF-8 character becomes that one, but
+//                    only where this is certain (see damage_at): correct text has such runs too
 //   2  C1 controls   are windows-1252's characters, as browsers take them
 //   3  line ends     CR LF, CR, U+0085, U+2028 and U+2029 become LF
 //   4  invisible     control characters but tab and LF, byte order marks, deprecated format characters go

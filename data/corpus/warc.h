@@ -3,7 +3,7 @@
 //   Usually each record is a gzip member of its own. Nothing that is wrong ends the reading:
 //     a member ends inside a record      the record is cut there            "records cut short"
 //     Content-Length is wrong            cut where the next record begins   "records of wrong length"
-//     what is no record at all           looked past, to the next "WARC/"   "bytes that are no record"
+//     what is no record at all           skipped, up to the next "WARC/"    "bytes that are no record"
 //     content above `longest`            read past without being held  "records longer than --longest-page"
 #pragma once
 #include <strings.h>
@@ -157,8 +157,8 @@ private:
         return view().size() >= n;
     }
 
-    // What is skipped may be more than should be held. false: another record begins inside, as in a file of
-    // one member where the length is wrong, and is next
+    // n may be more bytes than should be held at once. false: another record begins among them, as in a file
+    // of one member where the length is wrong, and is next
     bool skip(size_t n) {
         constexpr std::string_view other = "\r\n\r\nWARC/1.";
         while (n > 0) {

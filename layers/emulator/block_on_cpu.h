@@ -65,7 +65,7 @@ inline void shuffle(std::vector<int>& order, int n, uint64_t key) {
 struct Thread {
     enum State { Fresh, Ready, AtBlock, AtWarp, AtMbarrier, AtNamed, Done } state = Fresh;
     const void* mbarrier = nullptr;  // the one it waits at
-    int barriers = 0;                // how many it has passed, of the block or named
+    int barriers = 0;                // passed so far: __syncthreads() and named ones
     const int* turn = nullptr;       // the counter it last waited for; below: its value and `barriers` then
     int turn_value = 0, turn_barriers = 0;
     bool bulk_is_done = false;       // its bulk copies have arrived since then
@@ -406,7 +406,7 @@ void warp_collective(unsigned mask, Args& mine, Site site, void (*all)(Args* lan
 
     for (unsigned others = warp.is_mixed ? warp.arrived & mask : 0; others; others &= others - 1) {
         const Thread& other = w.threads[first + __builtin_ctz(others)];
-        if (is_here(other) || !(other.mask >> lane & 1)) continue;  // or the other does not wait for this one
+        if (is_here(other) || !(other.mask >> lane & 1)) continue;  // or it does not wait for this lane
         w.error = w.where(t) + text(": lanes of one warp are in different collectives, lines %u and %u",
                                     site.line(), other.site.line());
         w.stop();

@@ -1,4 +1,4 @@
-// cublaslt_on_cpu.h   cuBLASLt for the emulated device: what gemm.h uses of it, under the same names
+// cublaslt_on_cpu.h   cuBLASLt for the emulated device: the part that layers/fast uses, under the same names
 //   With it, every line that describes, chooses and launches a GEMM is executed without a GPU. Matrices are
 //   column-major, as in cuBLASLt. It refuses what the library's documentation forbids, and what the library
 //   would silently misread; cublasLtGetStatusString then says why. Its algorithms:
@@ -56,7 +56,7 @@ cublasStatus_t copy_attribute(const T& from, void* value, size_t bytes) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-inline std::map<const void*, cudaStream_t> workspace_streams;  // who has used which workspace
+inline std::map<const void*, cudaStream_t> workspace_streams;  // the stream that uses each workspace
 
 }  // namespace emulated
 
@@ -155,7 +155,7 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cu
     emulated::Problem p = {*d, *A, *B, *C};
     if (std::string bad = p.check(); !bad.empty()) return emulated::forbidden(bad);
     if (*C != *D) return emulated::forbidden("C and D differ");
-    // gemm.h's rule, not the library's: partial sums are never rounded to bf16, and results are repeatable
+    // cublaslt.h's rule, not the library's: partial sums are never rounded to bf16; results are repeatable
     if (wanted->reductions & ~CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
         return emulated::forbidden("reductions that round, or come in any order");
     if (std::string why = p.unsupported(wanted->alignment); !why.empty())

@@ -270,7 +270,7 @@ inline void multiply_range(real* out, const real* a, const real* b, int64_t m, i
                     (const float*)b + first * n, N, 0, (float*)out, N);
 }
 
-// called when the stream gets to it
+// called when the stream reaches it
 inline void multiply(const Problem& p, const Operands& given, int way, real* workspace) {
     auto [A, B, C, D, alpha, beta] = given;
     int64_t m = p.m(), n = p.n(), k = p.k();

@@ -25,7 +25,7 @@
 
 namespace emulated {
 
-// accesses of several values at once: a device ends a kernel whose address is not aligned to all of them
+// accesses to several values at once: on a device, an address not aligned to all of them ends the kernel
 template <class V>
 void check_aligned(const V* p) {
     if ((uintptr_t)p % alignof(V))

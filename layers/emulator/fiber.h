@@ -1,4 +1,4 @@
-// fiber.h   the threads of cuda_on_cpu.h: each has a stack of its own; switching needs no system call
+// fiber.h   fibers, which run cuda_on_cpu.h's threads: each has its own stack; switching needs no system call
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -104,7 +104,7 @@ constexpr size_t stack_bytes = 128 << 10;
 
 struct Fiber : Context {
     std::unique_ptr<char[]> memory{new char[stack_bytes]};
-    // number: of this fiber. Stacks are whole pages: their tops would all share a few cache sets, and every
+    // number: this fiber's. Stacks are whole pages: their tops would all share a few cache sets, and every
     // switch would miss the cache. So each stack begins a few cache lines lower than the one before
     Fiber(void (*entry)(), size_t number) {
         stack = memory.get();

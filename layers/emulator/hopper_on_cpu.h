@@ -1,13 +1,13 @@
 // hopper_on_cpu.h   what hopper.h needs of the emulated device: the asynchronous units of sm_90a
 //   TMA        a box arrives in pieces of 16 bytes, in any order: soon or, for half of the boxes, only when
 //              nothing else can run; until then its memory holds NaN. Every piece counts towards the
-//              mbarrier, also those outside of the tensor
+//              mbarrier, even those outside the tensor
 //   wgmma      a warp's products are computed either when their group is committed or when it is waited for,
 //              at random. Until the wait returns the accumulators hold NaN; writing them, or the registers of
 //              the first operand, is an error. Operands are located by their descriptors alone, with the
 //              swizzle of absolute addresses, by the rules in scripts/hopper_facts.json
-//   bulk       a group reads its source when it is committed or when that is waited for, and arrives then or
-//              when its end is waited for, at random
+//   bulk       at random, a group reads its source when it is committed or when that read is waited for, and
+//              arrives then or when its completion is waited for
 //   addresses  of shared memory: offsets from a base that is aligned to 16 bytes and no more
 #pragma once
 #include <array>
@@ -216,7 +216,7 @@ inline void read_bulk() {
 }
 
 inline void finish_bulk() {
-    // they may write to the source, if it has not been read
+    // other threads may write to the source, if it has not been read
     if (mix(worker->key ^ worker->boxes++ << 40) % 2) worker->let_others_run();
     read_bulk();
     for (Bulk& each : worker->bulk[worker->current])

@@ -1,5 +1,5 @@
 // line_table.h   the source lines of an address in this program, from addr2line
-//   addr2line is started once and reads the program's line table then; questions go to it over a socket.
+//   addr2line is started once, to read the program's line table once; queries go to it over a socket.
 #pragma once
 #include <stdint.h>
 #include <stdio.h>
@@ -56,7 +56,7 @@ public:
     }
 };
 
-// file:line of the place before `code`, where a call returns to, and of up to two functions around it
+// file:line of the call that returns to `code`, and of up to two functions around it
 inline std::string line_of(uint32_t code) {
     static LineTable table;
     const std::vector<std::string>& lines = table.lines(code - 1);

@@ -1,4 +1,4 @@
-// no_device.h   what device.h offers, without kernels (DEVICE=cpu): memory is the host's, a stream is nothing
+// no_device.h   device.h's interface without kernels (DEVICE=cpu): memory is the host's, streams do nothing
 #pragma once
 #include <stdlib.h>
 #include <string.h>

@@ -3,8 +3,8 @@
 //   is enqueued or an event is queried, a random number of streams advance by a random amount, keyed by
 //   emulated::seed. Work on one stream stays in order; across streams only events order it, so a missing
 //   event makes results wrong for some seeds. Work may take several turns, with other work in between: a
-//   collective (layers/emulator/nccl) moves at most one piece per channel in a turn. A stream holds so much
-//   work and no more: who enqueues more waits until there is room, inside the call, as in CUDA's driver.
+//   collective (layers/emulator/nccl) moves at most one piece per channel in a turn. A stream holds a limited
+//   amount of work: a call that enqueues more blocks until there is room, as in CUDA's driver.
 #pragma once
 #include <algorithm>
 #include <deque>
@@ -22,7 +22,7 @@ struct EmulatedStream;
 struct EmulatedCapture;
 struct EmulatedEvent {
     EmulatedStream* stream = nullptr;
-    uint64_t at = 0;  // reached when the stream has done this many works; in a capture: its node
+    uint64_t at = 0;  // reached when so many pieces of the stream's work are done; in a capture: its node
     std::shared_ptr<emulated::watch::Clock> clock = nullptr;
     std::shared_ptr<EmulatedCapture> capture = nullptr;  // in which it was recorded
 };
@@ -75,7 +75,7 @@ inline uint64_t turns = 0;
 
 inline EmulatedStream& stream_of(cudaStream_t s) { return s ? *s : default_stream; }
 
-constexpr uint64_t stream_holds = 1024;            // works
+constexpr uint64_t stream_holds = 1024;            // pieces of work
 inline uint64_t turns_taken = 0;                   // by all streams
 inline void (*when_nothing_goes_on)() = nullptr;  // called when all that is left waits for other processes
 
@@ -213,7 +213,7 @@ inline bool lies_in(const Ranges& ranges, const void* p, size_t bytes) {
     auto [begin, size] = *std::prev(after);
     return (const char*)p + bytes <= begin + size;
 }
-inline int captures = 0;  // that are under way: no memory is taken or given back meanwhile
+inline int captures = 0;  // in progress: meanwhile, memory can be neither allocated nor freed
 }  // namespace emulated
 inline cudaError_t cudaMalloc(void** p, size_t bytes) {
     if (emulated::captures) return cudaErrorStreamCaptureUnsupported;
@@ -336,7 +336,7 @@ inline EmulatedWork wait_for(const EmulatedEvent& event) {
 }
 }  // namespace emulated
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
-    EmulatedEvent recorded = *e;  // as it stands now
+    EmulatedEvent recorded = *e;  // as last recorded
     if (!recorded.stream) return cudaSuccess;
     EmulatedStream& stream = emulated::stream_of(s);
     if (recorded.capture && recorded.capture->ended) return cudaErrorCapturedEvent;
@@ -353,7 +353,7 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) 
 // to streams that the graph owns; its events are recorded and awaited anew
 struct EmulatedGraph {
     std::shared_ptr<EmulatedCapture> capture;
-    std::vector<EmulatedStream*> streams = {};  // the first stays null: it is the one of the launch
+    std::vector<EmulatedStream*> streams = {};  // the first stays null: the launch's own stream
 };
 using cudaGraph_t = EmulatedGraph*;
 using cudaGraphExec_t = EmulatedGraph*;

@@ -1,4 +1,4 @@
-// test_cublaslt.h   what stands in for cuBLASLt refuses what is forbidden, and gemm.h gets its GEMMs from it
+// test_cublaslt.h   cuBLASLt's stand-in refuses what is forbidden, and gpu::gemm computes with it
 #pragma once
 #include "../base/gemm.h"
 #include "../base/test_gemm.h"
@@ -6,7 +6,7 @@
 
 #if HAS_KERNELS && !defined(__CUDACC__)
 
-// D (16, 24) = op(A) op(B), k = 32, column-major, which is right until it is changed
+// D (16, 24) = op(A) op(B), k = 32, column-major: a valid call until a test changes it
 struct CublasCall {
     static constexpr int m = 16, n = 24, k = 32;
     cublasLtHandle_t handle;
@@ -249,7 +249,7 @@ inline void cublaslt_refuses() {
           "cuBLASLt: a scale of another type than the computation's");
 }
 
-// an algorithm belongs to one problem, an object ends once
+// an algorithm belongs to one problem, an object is destroyed once
 inline void cublaslt_objects() {
     CublasCall first, other;
     cublasLtMatmulHeuristicResult_t found;
@@ -274,7 +274,7 @@ inline void cublaslt_objects() {
     std::swap(gone, first.A);
 }
 
-// by each algorithm the same product, all objects destroyed, and the one that refuses never chosen
+// each algorithm computes the same product, all objects are destroyed, and one that refuses is never chosen
 inline void cublaslt_gemm() {
     int m = 24, n = 40, k = 56;
     std::vector<floatX> a = random_values<floatX>(m * k, 1), b = random_values<floatX>(n * k, 2), out(m * n),
@@ -315,7 +315,7 @@ inline void cublaslt_gemm() {
     check(emulated::cublas_objects.size() == living, "cuBLASLt: what was created for a GEMM is destroyed");
 }
 
-// a choice is remembered for its list of candidates: fewer asked for, less workspace or another order are
+// a choice is remembered for its list of candidates: asking for fewer, less workspace or another order make
 // another list, in which the same place may hold another algorithm
 inline void cublaslt_choice_names_its_list() {
     std::vector<floatX> x(64 * 64);
@@ -368,8 +368,8 @@ inline void cublaslt_streams() {
     emulated::workspace_streams[call.work] = nullptr;
 }
 
-// every form of GEMM and each epilogue, which a layer would otherwise do without where cuBLASLt has no
-// algorithm for what it is asked; and operands that begin elsewhere, for which none of aligned ones is taken
+// every form of GEMM and each epilogue (a layer would silently do without one for which cuBLASLt has no
+// algorithm); and operands at other addresses, which must not get an algorithm for aligned ones
 inline void cublaslt_gemms() {
     auto multiply = [](const auto& g) {
         gpu::gemm(g, nullptr);

@@ -36,7 +36,7 @@ __global__ void poison_kernel(float* out) {
 __global__ void order_kernel(int* out, int* next) { out[atomicAdd(next, 1)] = threadIdx.x; }
 __global__ void stamp_kernel(int* out) { *out = 7; }
 __global__ void misaligned_kernel(int* out) { store_values(out + 1, load_values<2>(out)); }
-// neighbour's value through shared memory: right only with the barrier, in any order of threads
+// a neighbour's value through shared memory: right in any order of threads, but only with the barrier
 __global__ void neighbour_kernel(int* out, bool barrier) {
     SHARED(int, x, 64);
     x[threadIdx.x] = threadIdx.x;

@@ -15,7 +15,7 @@ __global__ void exchange_kernel(int* out, bool first, bool second) {
     }
 }
 
-// lanes of a warp: a shuffle between does not make the one's write the other's
+// lanes of a warp: a shuffle between them does not order one's write before the other's read
 __global__ void lanes_kernel(int* out, bool sync) {
     SHARED(int, x, 32);
     x[threadIdx.x] = 1;
@@ -59,7 +59,7 @@ __global__ void chain_kernel(int* sums, int* turns, bool wait, bool before, bool
     if (threadIdx.x == 0) publish(turns + 1, mine + 1);
 }
 
-// what its publisher writes behind the counter is nobody's to read
+// what a publisher writes after it has published is ordered before no other block
 __global__ void late_kernel(int* sums, int* turns) {
     SHARED(int, number, 1);
     if (threadIdx.x == 0) number[0] = atomicAdd(turns, 1);
@@ -70,7 +70,7 @@ __global__ void late_kernel(int* sums, int* turns) {
     if (threadIdx.x == 0) sums[0] += 1;
 }
 
-// whoever adds last, the reader may be earlier
+// no atomicAdd is ordered before the read, whichever thread adds last
 __global__ void one_reads_kernel(int* sum, int* out) {
     atomicAdd(sum, 1);
     if (threadIdx.x == 7) *out = *sum;
@@ -88,7 +88,7 @@ __global__ void add_and_read_kernel(int* sum, int* out) { out[threadIdx.x] = ato
 constexpr int all_write_line = __LINE__ + 1;
 __global__ void all_write_kernel(int* out) { *out = 1; }
 
-// what the work says when it goes wrong; "" where it does not
+// the error that the work ends with, or ""
 template <class Work>
 std::string error_of(Work work) {
     try {
@@ -160,7 +160,7 @@ void test_watch() {
     emulated::seed = 1;
     synchronize(nullptr);
 
-    // streams: with the event the second goes behind the first; then it does not
+    // two streams: with the event the second runs after the first; then without it
     cudaStream_t a = make_stream(), b = make_stream();
     for (bool with_event : {true, false}) {
         Event written;

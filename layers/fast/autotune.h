@@ -73,8 +73,8 @@ struct Autotuner {
         if (!path.empty()) measured = read_file();
     }
 
-    // adds to the file what it lacks, and keeps the union; ranks take turns, most with nothing to add. What
-    // the run's ranks share is kept, not what this one has timed: the next run computes the same
+    // adds the choices that the file lacks, and keeps the union; ranks take turns, most with nothing to add.
+    // Saves the choices that the run's ranks share, not this rank's own: the next run computes the same
     void save() {
         if (path.empty()) return;
         for (auto& [key, choice] : measured)
@@ -90,7 +90,7 @@ struct Autotuner {
                     write_all(all);
                 }
             }
-            measured = all;  // the first to choose holds for all
+            measured = all;  // whichever rank chose first decides for all
             generation++;
         } catch (const Error& e) {
             fprintf(stderr, "note: choices are not kept: %s\n", e.what());
@@ -181,7 +181,7 @@ struct AutotuneCache {
         }
         auto found = map.find(shape);
         if (found != map.end()) return found->second;
-        Value value = make();  // may ask for others
+        Value value = make();  // which may call get() itself
         return map[shape] = value;
     }
 };

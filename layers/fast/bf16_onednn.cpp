@@ -17,7 +17,7 @@ using Shape = std::tuple<int, int, int, bool, bool, bool, bool, long, long, long
 struct Matmul {
     memory::desc a, b, bias, out;
     dnnl::matmul primitive;
-    bool is_fast = false;  // oneDNN has it, and not as plain loops
+    bool is_fast = false;  // oneDNN has more for it than its reference loops
 };
 
 // (rows, cols), ld elements a row; a transposed matrix is stored as (cols, rows)
@@ -48,14 +48,14 @@ Matmul make(const Bf16Gemm& g, const dnnl::engine& processor) try {
     made.is_fast = strncmp(chosen.impl_info_str(), "ref", 3) != 0;
     made.primitive = dnnl::matmul(chosen);
     return made;
-} catch (const dnnl::error&) {  // it has none for this shape
+} catch (const dnnl::error&) {  // no primitive for this shape
     return {};
 }
 
 }  // namespace
 
 bool has_bf16_gemm() {
-    int wanted = (int)dnnl::cpu_isa::avx512_core_bf16;  // an instruction set is the bits of all it includes
+    int wanted = (int)dnnl::cpu_isa::avx512_core_bf16;  // an ISA's value has the bits of all it includes
     return ((int)dnnl::get_effective_cpu_isa() & wanted) == wanted;
 }
 

@@ -109,7 +109,7 @@ private:
 
 struct Cublas {
     cublasLtHandle_t handle;
-    std::map<Stream, void*> workspaces;  // a GEMM has its workspace until it ends: one for each stream
+    std::map<Stream, void*> workspaces;  // a GEMM owns its workspace until it ends: one for each stream
 
     static Cublas& get() {
         static Cublas& cublas = *new Cublas;  // never destroyed: when a program ends, its device may be gone
@@ -134,7 +134,7 @@ struct Cublas {
 
 // ---- choices, made by timing before the first step, which looks them up ----------------------------------
 
-// types, epilogue, and whether it adds to what is there, or elsewhere
+// types, epilogue, whether beta is not 0, and whether C is apart from the result
 template <class Out, class Left, class Right>
 int kind_of(const Gemm<Out, Left, Right>& g) {
     return (int)sizeof(Out) * 8 + 4 * (g.gelu_input != nullptr) + 2 * (g.up != nullptr) +

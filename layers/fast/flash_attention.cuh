@@ -143,8 +143,8 @@ struct AttendedRows {
     float out[M][HS / 8][4] = {}, largest[M][2], sum[M][2] = {};
 };
 
-// A warp's 16 M queries, whose tile is asked for, attend to `count` tiles of BN keys; qkv: of the head.
-// load_rows(to, from, i): the rows of tile i; mask(s, i): what its scores s leave out is -infinity
+// A warp's 16 M queries, whose tile has been requested, attend to `count` tiles of BN keys; qkv: the head's.
+// load_rows(to, from, i) loads the rows of tile i; mask(s, i) sets the masked ones of its scores to -infinity
 template <int BN, int HS, int M, class LoadRows, class Mask>
 __device__ inline void attend_rows(AttendedRows<HS, M>& all, const bf16* q, bf16* k, const bf16* qkv,
                                    int count, float scale_log2, LoadRows load_rows, Mask mask) {
@@ -193,7 +193,7 @@ __device__ inline void attend_rows(AttendedRows<HS, M>& all, const bf16* q, bf16
     }
 }
 
-// a warp's rows from `own` on, of those below `rows`; o (rows, `stride` apart), lse (or none): of the head
+// a warp's rows from `own` on, if below `rows`; o (rows `stride` apart), lse (or nullptr): of the head
 template <int HS, int M>
 __device__ inline void write_attended(bf16* o, real* lse, const AttendedRows<HS, M>& all, int own, int rows,
                                       long stride) {

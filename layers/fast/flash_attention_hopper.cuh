@@ -175,8 +175,8 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
 }
 
 // Writes 16 rows of 64 columns that a warp holds as accumulators, d[first] on, times the factors of its rows
-// g and g + 8; `to`: of row 0, and only `rows` rows are there. They go through 2 KB of shared memory that is
-// this warp's own, so that a store writes four rows of 128 bytes, not eight times 16
+// g and g + 8; `to`: the address of row 0; only `rows` rows exist. They go through 2 KB of shared memory of
+// this warp's own, so that a store writes four rows of 128 bytes, not eight pieces of 16
 template <int first, int size>
 __device__ inline void store_rows(bf16* to, const float (&d)[size], const float (&factor)[2], char* own,
                                   int rows, long stride) {
@@ -198,7 +198,7 @@ __device__ inline void store_rows(bf16* to, const float (&d)[size], const float 
         uint4 values = *(const uint4*)(own + swizzled(0, row, column * 2));  // Values may be stored in parts
         if (row < rows) *(uint4*)(to + row * stride + column) = values;
     }
-    __syncwarp();  // what is stored next may lie in the same place
+    __syncwarp();  // the next stores may overwrite this memory
 }
 
 // a warp's rows of a head's output, from `row` on, if they are below `rows`; o, lse: of row 0; q: the tile of
@@ -242,7 +242,7 @@ flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real
     int block = blocks - 1 - (int)blockIdx.x % blocks, first = block * rows;  // longest first
     init_barriers(at, Tiles::warps);
 
-    // the first warpgroup loads; its first thread does
+    // the first warpgroup is the producer: only its first thread works
     if (threadIdx.x < 128) {
         fewer_registers<24>();
         if (threadIdx.x > 0) return;
@@ -251,7 +251,7 @@ flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real
         return;
     }
 
-    more_registers<240>();  // 2 x 128 x 240 + 128 x 24: 64,512 of the 65,536 that there are
+    more_registers<240>();  // 2 x 128 x 240 + 128 x 24: 64,512 of the SM's 65,536
     int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     int own = group * 64 + warp * 16 + lane / 4, c = lane % 4 * 2;
     uint32_t q_own = shared_address(q) + (uint32_t)group * 64 * 128;

@@ -10,7 +10,7 @@
 //     free       mbarrier of a stage: eight warps are done with it
 //     dq_full    mbarrier of a warpgroup: its dq is in shared memory
 //     dq_free    mbarrier of a warpgroup: it has been read there
-//     barriers   1: ds is complete (at the end: the column sums); 2, 3: of a warpgroup, the sum may be read
+//     barriers   1: ds is complete (at the end: the column sums); 2, 3: a warpgroup may read the others' sum
 //   communicates: nothing    cost: that of flash_attention.cuh
 //   gpu: bf16, HS 64 or 128, any T
 #pragma once
@@ -201,7 +201,7 @@ __device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, 
         int query = tile * Tiles::queries + (HS == 64) * group * 64 + warp * 16;
         long stride = 3L * a.NH * HS;
         bf16* to = dqkv + ((long)own.b * a.T + query) * stride + 3L * own.h * HS + (HS > 64) * group * 64;
-        char* free = in.dq + group * Tiles::dq_bytes + warp * 16 * 128;  // this block adds nothing from there
+        char* free = in.dq + group * Tiles::dq_bytes + warp * 16 * 128;  // free: block 0 sends no dq
         store_rows<0>(to, total, {scale, scale}, free, a.T - query, stride);
     }
 }
@@ -317,7 +317,7 @@ __device__ inline void attend_backward(const BackwardShared& in, const KeyBlock<
             wgmma<HS>(dv, p_rounded[j], columns_descriptor(dout_now, 16 * j, abreast), true);
         wgmma_commit();
 
-        // the ds of two tiles before lay here: at the last barrier both warpgroups were done with it
+        // the ds of two tiles ago lay here: at the last barrier both warpgroups were done with it
         #pragma unroll
         for (int j = 0; j < BM / 16; j++) {
             int row = in_block + lane % 16, column = 16 * j + lane / 16 * 8;
@@ -370,7 +370,7 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
     char *ds = q + stages * 2 * Tiles::all_queries, *dq = ds + 2 * Tiles::ds_bytes;
 
     if (threadIdx.x == 0) {
-        // not blockIdx: numbered as they start, blocks wait only for some that run already
+        // not blockIdx: numbered in the order they start, blocks wait only for blocks that already run
         number[0] = atomicAdd(scratch.turns, 1);
         mbarrier_init(&at.keys, 1);
         for (int i = 0; i < 2; i++) {

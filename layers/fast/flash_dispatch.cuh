@@ -17,7 +17,7 @@
 #if KERNELS_HERE
 namespace gpu {
 
-// call(the head size, as a constant); a template, so that kernels of bf16 are not compiled for another floatX
+// calls `call` with the head size as a constant; a template, so that only a bf16 floatX compiles the kernels
 template <class Function>
 void with_head_size(int HS, Function call) {
     if constexpr (sizeof(floatX) != 2) fail("flash attention on this device wants bf16");
@@ -43,7 +43,7 @@ inline bool has_hopper_code(Stream s) {
     return has;
 }
 
-// whether o.compute_with(true, s), by sm_90a's kernels, is the faster (on other GPUs: false at once), decided
+// whether o.compute_with(true, s), by sm_90a's kernels, is faster (on other GPUs: false at once), decided
 // once per shape. On the emulated device only checks use those kernels
 template <class Operation>
 bool takes_hopper(const Operation& o, const char* what, AttentionShape a, Stream s) {
@@ -102,7 +102,7 @@ void FlashForward::compute_with(bool hopper, Stream s) const {
     });
 }
 
-// sm_90a's kernel leaves column sums of dqkv, of 128 keys each; after sm_80's, dqkv is read once more
+// sm_90a's kernel leaves dqkv's column sums over each 128 keys; after sm_80's, dqkv is read once more
 void FlashBackward::compute_with(bool hopper, Stream s) const {
     set_zero(scratch.turns, flash_turns(a.B, a.NH, a.T) * sizeof(int), s);
     gpu::with_head_size(a.HS, [&](auto head_size) {

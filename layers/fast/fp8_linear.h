@@ -37,15 +37,15 @@ struct Fp8Input {
 // x: N * C, dy, dy_t: N * OC numbers, for one product; parts: most_fp8_parts
 struct Fp8Scratch {
     uint8_t *x, *dy, *dy_t;
-    Fp8Scale *dy_scale, *d_up_scale;  // the latter from GELU's backward, for that of the layer before it
+    Fp8Scale *dy_scale, *d_up_scale;  // the latter: set by GELU's backward, for the layer before it
     float* parts;
     Fp8Weights weights;
 };
 
 // ---- the operations --------------------------------------------------------------------------------------
 
-// rounding n values to fp8, in two copies: they are read to find the largest, unless the scale is known, and
-// again
+// rounding n values to fp8, in two copies: they are read twice, first to find the largest, or once if the
+// scale is known
 inline Work rounding_work(double n, bool is_scaled = false) { return moves(is_scaled ? n : 2 * n, 0, 2 * n); }
 
 // w (OC, C) and its transpose in fp8, which the GEMMs read until w changes
@@ -68,7 +68,7 @@ struct Fp8Inputs {
     Fp8Input x;                 // forward sets it, backward reads it
     Fp8Input y = {};            // of LinearGeluForward, which makes y in 8 bits only: the next layer's x
     bool x_is_rounded = false;  // forward: x is set already, by the layer before
-    bool dy_is_scaled = false;  // backward: dy's scale is d_up_scale; whoever made dy has set it
+    bool dy_is_scaled = false;  // backward: dy's scale is d_up_scale, set by the operation that made dy
     float largest_dy = 0;       // backward: a bound of |dy|, from which its scale follows; 0: none is known
 
     bool knows_dy_scale() const { return dy_is_scaled || largest_dy > 0; }

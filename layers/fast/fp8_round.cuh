@@ -12,7 +12,7 @@
 #pragma once
 #include "fp8_linear.h"
 
-// where a tensor's scale goes, for a format; without a scale: none is wanted
+// where a tensor's scale goes; its parts' largest values (most_fp8_parts); its format's largest value
 struct WantedScale {
     Fp8Scale* scale = nullptr;
     float* parts = nullptr;
@@ -125,7 +125,7 @@ inline void fp8_set_scale(Fp8Scale* scale, Fp8Scale value, Stream s) {
     LAUNCH(fp8_set_scale_kernel, 1, 1, 0, s, scale, value);
 }
 
-// from the largest values of `count` parts, if the scale is wanted
+// from the largest values of `count` parts
 inline void fp8_finish_scale(const WantedScale& wanted, int count, Stream s) {
     LAUNCH(fp8_scale_kernel, 1, 256, 0, s, wanted.scale, wanted.parts, count, wanted.format_largest);
 }

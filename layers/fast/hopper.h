@@ -119,7 +119,7 @@ __device__ inline void bulk_store(float* to, const void* from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
                  :: "l"(__cvta_generic_to_global(to)), "r"(shared_address(from)), "r"(bytes) : "memory");
 }
-// behind a wait_until for those who added before
+// after a wait_until for the blocks that added before
 __device__ inline void bulk_add(float* to, const void* from, int bytes) {
     asm volatile("fence.proxy.async.global;\n\t"
                  "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"

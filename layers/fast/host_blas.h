@@ -24,4 +24,4 @@ struct Bf16Gemm {
 // By oneDNN, if it is linked (bf16_onednn.cpp) and the processor has bf16 instructions. If oneDNN has no fast
 // GEMM for this shape, or is not linked (bf16_widened.cpp), does nothing and returns false
 bool multiply_bf16(const Bf16Gemm&);
-bool has_bf16_gemm();  // whether it ever is true
+bool has_bf16_gemm();  // whether multiply_bf16 can return true

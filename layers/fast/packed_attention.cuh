@@ -9,7 +9,7 @@
 //   qkv (rows of the cache, NH, 3, HS): q, k and v of a head are adjacent   o (N, NH, HS)
 //   kept:  nothing (there is no backward)
 //   communicates: nothing    cost: 4*HS flops for each query, head and key that it sees
-//   gpu: in bf16, for flash attention's head sizes, its products (flash_attention.cuh: tensor cores); else a
+//   gpu: in bf16, for flash attention's head sizes, attend_rows (flash_attention.cuh: tensor cores); else a
 //   query at a time
 #pragma once
 #include <algorithm>

@@ -1,5 +1,5 @@
-// test_hopper.h   sm_90a: descriptors and layouts against the table of a third party's library, attention
-//                 against ref and against the kernels of sm_80
+// test_hopper.h   sm_90a: descriptors and layouts against CUTLASS's, attention against ref and against the
+//                 kernels of sm_80
 #pragma once
 #include "../../data/json.h"
 #include "../base/file_writer.h"
@@ -8,7 +8,7 @@
 #include "../test_kernels.h"
 
 #if HAS_KERNELS
-// what a kernel asks for, and where the emulated device looks, against scripts/hopper_facts.json
+// the kernels' descriptors, and the addresses that the emulated device reads, against hopper_facts.json
 void hopper_tiles(const Json& facts, const std::string& file) {
     for (auto& member : facts.at("tiles", file).members) {
         const std::string& name = member.first;
@@ -115,7 +115,7 @@ void hopper_attention() {
     std::vector<Size> sizes = {{1, 1, 1, 64},   {2, 17, 2, 64},  {1, 128, 1, 128}, {1, 129, 2, 64},
                                {2, 200, 1, 128}, {1, 300, 1, 64}, {1, 520, 1, 128}};
 
-    // several blocks an SM would have, and blocks that wait for one another's turns
+    // more blocks than SMs, and blocks that wait for one another's turns
     if (!host_is_device) sizes.insert(sizes.end(), {{4, 2048, 12, 64}, {2, 2048, 16, 128}, {3, 1000, 8, 64}});
     for (const Size& each : sizes) {
         int B = each.B, T = each.T, NH = each.NH, HS = each.HS;

@@ -43,7 +43,7 @@ void kernels_attention() {
 // sizes that do not fit the tiles of 64 keys and 32, 64 or 128 queries
 void kernels_flash_attention() {
     if (sizeof(floatX) != 2) return;
-    // roundings are independent: in the root of the mean square few of them add up to less than 2^-8
+    // roundings are independent: the rms of a few of them stays below 2^-8
     auto alike = [](const std::string& what, const std::vector<floatX>& got,
                     const std::vector<floatX>& want) {
         double off = rms_off(got, want);
@@ -55,7 +55,7 @@ void kernels_flash_attention() {
                                {2, 65, 2, 80},  {1, 96, 1, 96},  {1, 130, 2, 128}, {1, 64, 1, 128},
                                {2, 70, 1, 160}, {1, 129, 1, 160}};
 
-    // long ones take seconds in emulation: in one order of threads
+    // long ones take seconds in emulation: only in one order of threads
     static int orders = 0;
     if (host_is_device && !is_watched && orders++ == 0) {
         sizes.push_back({1, 1000, 1, 64});
@@ -74,7 +74,7 @@ void kernels_flash_attention() {
         // p is rounded before it is divided by its sum here, after it in ref, and o is rounded: 2^-8 each
         close_by_position("flash attention o" + size, o.back(), o.host, a, 1, 2 * rounding);
         lse.compare("flash attention lse" + size, 1e-5);
-        X whole(m), p(rows * T);  // and ref says what the materialised one says
+        X whole(m), p(rows * T);  // and ref agrees with materialised attention
         AttentionForward{whole.ref(), p.ref(), qkv.ref(), a}.ref(nullptr);
         // which also rounds the scores, some of them above 2
         close_by_position("flash attention is attention" + size, o.host, whole.host, a, 1, 4 * rounding);
@@ -87,7 +87,7 @@ void kernels_flash_attention() {
         for (int again = 0; again < 2; again++) {
             FlashBackward{dqkv.device, scratch, dout.device, o.device, lse.device, qkv.device, a,
                           {db.out.device, db.scratch.device, db.accumulate}}.gpu(nullptr);
-            // p and ds are rounded, ds after the difference of two sums that end differently: twice 2^-8 each
+            // p and ds are rounded, ds after a difference of two sums that round differently: twice 2^-8 each
             close_by_position("flash attention dqkv" + size, dqkv.back(), dqkv.host, a, 3, 4 * rounding);
             std::vector<floatX> back = dqkv.back();
             db.compare("flash attention, bias gradient" + size, back);
@@ -138,7 +138,7 @@ void kernels_cross_entropy() {
         VocabularyShard v = {V, Vp, first};
 
         std::string size = text(" N %d V %d Vp %d from %d", N, V, Vp, first);
-        // ref may sum one after the other: V roundings, of which the square root adds up, and some to spare
+        // ref may sum sequentially: V roundings, whose sum grows like sqrt(V); 4 times that, to be safe
         double summed = 4 * std::sqrt(V) * std::numeric_limits<real>::epsilon();
 
         both_ways([&] { return CrossEntropyMax{largest, logits, N, v}; });

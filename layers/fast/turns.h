@@ -4,13 +4,13 @@
 //   In the next block one thread waits, then a barrier, then all threads read the results with load_from_l2.
 //   On sm_90a one thread does it all: it waits, adds by a bulk copy, waits for that to end, and publishes.
 //   On a GPU a wait that does not end gives up after ten seconds, and later waits give up early: the kernel
-//   ends with invalid results, so a step asks take_expired_wait() at its end, behind the update and before
+//   ends with invalid results, so a step calls take_expired_wait() at its end, after the update and before
 //   anything is reported or saved. (A trap instead made registers spill.) In emulation a wait that cannot end
 //   is an error at once.
 #pragma once
 #include "../base/device.h"
 
-// since the last call; waits for the stream
+// whether a wait has expired since the last call; waits for the stream
 #if HAS_KERNELS
 bool take_expired_wait(Stream s);
 #else
@@ -28,7 +28,7 @@ inline void refuse_expired_waits(const char* what, Stream s) {
 #if defined(__CUDACC__)
 static __device__ int wait_expired;
 
-// asked by a thread that has polled so often, now and then; began: 0 at first
+// called by a thread after each poll; reads the clock at every 4096th; began: 0 at first
 __device__ inline bool gives_up(uint32_t polls, uint64_t& began) {
     if (polls % 4096) return false;
     uint64_t now;
@@ -60,10 +60,10 @@ __device__ inline void publish(int* turn, int value) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;" :: "l"(turn), "r"(value) : "memory");
 }
 
-// past L1, which may hold what was there before other blocks wrote
+// bypasses L1, which may hold values from before other blocks wrote
 __device__ inline float2 load_from_l2(const float2* x) { return __ldcg(x); }
 #else
-// for checks of those who ask: EMULATED_EXPIRED_WAIT=N says yes to the N-th question
+// for checks of the callers: EMULATED_EXPIRED_WAIT=N makes the N-th call return true
 bool take_expired_wait(Stream s) {
     static const char* given = getenv("EMULATED_EXPIRED_WAIT");
     static int asked = 0;

@@ -62,11 +62,11 @@ PAGES = {
     "an article that quotes a test's question": page("What cooks know", COOKING),
 }
 STEPS = ("extract", "clean", "dedup", "decontaminate", "tokens")
-WHY = {  # step: what became of a document that did not come out of it
-    "extract": "no text of the wanted language is left of it",
+WHY = {  # step: why a document did not survive it
+    "extract": "no main text in the wanted language is left",
     "clean": "dropped by rule",
     "dedup": "a near-duplicate of a document that comes before it",
-    "decontaminate": "nothing long enough is left beside what a test asks",
+    "decontaminate": "no long enough piece is left around a test's question",
 }
 
 

@@ -1,4 +1,4 @@
-"""Numbers that the chapters' texts say, and answers to their questions: from the data of runs.py alone."""
+"""Numbers in the chapters' texts, and answers to their questions: from the chapters' data alone."""
 
 
 def of_step(d):
@@ -145,7 +145,7 @@ def of_corpus(d):
 
 
 def facts(data):
-    """Of each chapter that could be made."""
+    """The facts of each chapter that could be made."""
     makers = {
         "step": of_step, "kernels": of_kernels, "tensor": of_tensor, "pipeline": of_pipeline,
         "data": of_data, "planet": of_planet, "recipe": of_recipe, "corpus": of_corpus,
@@ -154,7 +154,7 @@ def facts(data):
 
 
 def shown(value, how):
-    """A fact as text; how: nothing, count, bytes, percent, seconds, or digits behind the point."""
+    """A fact as text; how: nothing, bytes, percent, billions, or the number of decimals."""
     if isinstance(value, list):
         return ", ".join(shown(v, how) for v in value)
     if how == "bytes":

@@ -2,7 +2,7 @@
 //   One line a kernel: {"kernel", "grid", "block", "shared_bytes", "tensors": [{name, type, rows, columns}],
 //   "lines": [file:line …], "counts": {line: [requests, sectors, used, turns, least_turns]},
 //   "accesses": [[thread, barriers passed, tensor or -1 (shared memory), first byte, bytes, writes, line] …]}
-//   of the first block of the launch. Wants SANITIZE=thread, DEVICE=emulated and PRECISION=bf16.
+//   of the first block of the launch. Needs SANITIZE=thread, DEVICE=emulated and PRECISION=bf16.
 #include <cstdio>
 #include "../../layers/compute.cu"
 
@@ -30,7 +30,7 @@ public:
         return data;
     }
 
-    // run: one launch of it
+    // run: launches the kernel once
     template <class Run>
     void print(const char* kernel, int grid, int block, Run run) {
         emulated::watch::trace(true);

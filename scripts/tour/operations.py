@@ -1,7 +1,6 @@
-"""What the tour says of each operation that a step records: title, formula (TeX), and a sentence.
+"""What the tour says about each operation that a step records: title, formula (TeX), and a sentence.
 
-A step that has an operation without an entry fails scripts/test_tour.py, so that a new layer's author meets
-this table.
+An operation without an entry fails scripts/test_tour.py, so that whoever adds a layer finds this table.
 """
 
 import re
@@ -16,25 +15,25 @@ OPERATIONS = {
     "upload_values": (
         "Copy to the device",
         r"x_\mathrm{device} = x_\mathrm{host}",
-        "What the host has prepared: the step's tokens and targets with what the embedding's backward needs,"
-        " or the hyper-parameters.",
+        "Data that the host has prepared: the step's tokens and targets, with the sorted rows that the"
+        " embedding's backward needs, or the hyper-parameters.",
     ),
     "embedding_forward": (
         "Token and position embedding",
         r"x_n = \mathrm{wte}[\mathrm{token}_n] + \mathrm{wpe}[n \bmod T]",
-        "Each token's number picks a row of a table with C learnt values. Attention itself does not know"
-        " where a token stands; so each position adds a learnt row of its own.",
+        "Each token's number picks a row of C learnt values from a table. Attention itself does not know"
+        " positions; so each position adds a learnt row of its own.",
     ),
     "layernorm_forward": (
         "Layer norm",
         r"y = \frac{x - \mu}{\sigma} \cdot w + b",
-        "Over the C values of each token: mean 0, variance 1, then a learnt scale and shift. Over several"
-        " tensor-parallel ranks a block's second one adds attention's branch on the way.",
+        "Over the C values of each token: mean 0, variance 1, then a learnt scale and shift. With several"
+        " tensor-parallel ranks, a block's second layer norm also adds the attention branch.",
     ),
     "linear_forward": (
         "Linear layer",
         r"y_{no} = \sum_c x_{nc}\, w_{oc} + b_o",
-        "A matrix product: each output channel weighs all input channels. Most of a model's FLOPs are these."
+        "A matrix product: each output channel is a weighted sum of all input channels. Most FLOPs are here."
         " The layer that ends a branch adds its result to the residual stream.",
     ),
     "linear_gelu_forward": (
@@ -57,7 +56,7 @@ OPERATIONS = {
     "residual_forward": (
         "Residual",
         r"y = x + f + b",
-        "Over several tensor-parallel ranks the MLP's reduced sums and its bias are added by themselves.",
+        "With several tensor-parallel ranks, an operation of its own adds the MLP's reduced sums and bias.",
     ),
     "cross_entropy": (
         "Softmax, cross-entropy and its gradient",
@@ -134,7 +133,7 @@ OPERATIONS = {
     "decide_update": (
         "Clip",
         r"\mathrm{scale} = \min\left(1, \frac{\mathrm{clip}}{\lVert g \rVert + 10^{-6}}\right)",
-        "A step that would be too long keeps its direction and loses its length.",
+        "A gradient that is too long keeps its direction and is shortened.",
     ),
     "adamw": (
         "AdamW",
@@ -149,14 +148,14 @@ CALLS = {
     "all_reduce": "Every rank has a partial sum; afterwards every rank has the sum of all.",
     "reduce_scatter": "Every rank has a partial sum of all; afterwards each has the whole sum of its part.",
     "all_gather": "Every rank has its part; afterwards every rank has all parts.",
-    "send": "Values leave for the next stage.",
-    "receive": "Values of the stage before arrive.",
+    "send": "Values leave for a neighbouring stage.",
+    "receive": "Values arrive from a neighbouring stage.",
 }
 
 
 @lru_cache(maxsize=None)
 def numbers_above(file, line):
-    """The steps that the comment above a line of layers/model/block.h numbers."""
+    """The step numbers in the comment above a line of layers/model/block.h."""
     lines, numbered = (ROOT / file).read_text().splitlines(), r"\b(\d)\.(?: |$)"
     at = line - 1
     while at > 0 and not re.match(f" *//.*{numbered}", lines[at]):
@@ -170,7 +169,7 @@ def numbers_above(file, line):
 
 
 def number_steps(lines):
-    """To each line of a block its steps, [[layer, number] …]: forward and backward share them."""
+    """Gives each line of a block its steps, [[layer, number] …]: forward and backward share them."""
     for line in lines:
         in_block = line["kind"] == "compute" and line["file"].endswith("model/block.h")
         numbers = numbers_above(line["file"], line["line"]) if in_block else []

@@ -1,8 +1,8 @@
 """What the tour shows: toy runs of the programs, each a function that gives a chapter's data as a dict.
 
-Nothing here is computed that the program can say: a record of a step (train_gpt --record), plans and their
-timelines (--plan --plan-json --timeline), metrics of runs, traces of kernels (scripts/tour/kernels.cu) and
-the folders that ./corpus leaves.
+Nothing is computed here that the programs can report: a record of a step (train_gpt --record), plans and
+their timelines (--plan --plan-json --timeline), metrics of runs, and traces of kernels
+(scripts/tour/kernels.cu). The last chapter's data: corpus_pages.py.
 """
 
 import json
@@ -25,11 +25,11 @@ HUNDREDS = {"layers": 16, "hidden": 2048, "heads": 16, "sequence": 1024, "micro-
 
 
 class ProgramError(Exception):
-    """A program of the tour ended with another code than 0, or is not there."""
+    """A program of the tour is missing, or ended with an exit code other than 0."""
 
 
 class TooLong(ProgramError):
-    """It was ended after a while."""
+    """It was stopped at its time limit."""
 
 
 def run(command, timeout=120):
@@ -72,7 +72,7 @@ def shortened(values, digits):
 
 
 def read_record(file):
-    """The head of a record, and its lines; values with the digits that a picture shows, calls' with all."""
+    """A record's head and lines; values have the digits that a picture shows, those of calls all (9)."""
     head, *lines = [json.loads(line) for line in file.read_text().splitlines()]
     for line in lines:
         for tensor in line.get("tensors", []):
@@ -111,7 +111,7 @@ def kernels(_work):
 
 
 def summarize_trace(trace):
-    """Accesses of the lanes of a warp at the same place for the same time, as one request."""
+    """Joins a warp's accesses from the same place, for the n-th time in each lane, into requests."""
     times, requests = {}, {}
     for thread, barriers, tensor, at, size, is_write, line in trace.pop("accesses"):
         place = (barriers, tensor, line, is_write)
@@ -139,7 +139,7 @@ def summarize_trace(trace):
 
 
 def first_of(requests, barriers, most=24):
-    """Of a long loop between two barriers the first requests of each warp."""
+    """The first requests of each warp between two barriers: a loop may make many."""
     mine = [r for r in requests if r["barriers"] == barriers]
     return [r for warp in (0, 1) for r in [r for r in mine if r["warp"] == warp][:most]]
 
@@ -246,7 +246,7 @@ CHAPTERS = {
 
 
 def everything(work, say=print):
-    """All chapters' data; of one that cannot be made here only why: {"missing": reason}."""
+    """All chapters' data, or {"missing": reason} for a chapter that cannot be made here."""
     prepare(work)
     out = {}
     for name, make in CHAPTERS.items():

@@ -116,7 +116,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 class Server(http.server.ThreadingHTTPServer):
     def handle_error(self, request, client_address):
-        if not isinstance(sys.exc_info()[1], ConnectionError):  # a reader who has gone on
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # the reader has left the page
             super().handle_error(request, client_address)
 
 

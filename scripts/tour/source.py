@@ -10,7 +10,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import CppLexer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# where an operation's kernel is called otherwise than OPERATION_kernel
+# kernels of operations that are not called OPERATION_kernel
 KERNELS = {
     "layernorm_forward": "layernorm_forward_rows_kernel",
     "layernorm_backward": "layernorm_backward_rows_kernel",
@@ -55,8 +55,8 @@ def function_lines(file, name, begin=0, end=None):
 
 
 def sources_of(operation, file, line):
-    """What an operation's page shows: {"said", "ref", "gpu"}, as far as there is such a thing. Of a call,
-    what stands around this line."""
+    """The excerpts on an operation's page: {"said", "ref", "gpu"}, those that exist. For a call, the lines
+    around this one."""
     if operation not in operations.declared():
         said = function_lines(file, operation, max(0, line - 12), line)
         said = said or (max(1, line - 4), min(len(lines_of(file)), line + 3))
@@ -77,8 +77,8 @@ def sources_of(operation, file, line):
 
 
 def excerpt_of(file, text):
-    """What begins with the first line that holds the text: a whole function, or a paragraph, which ends where
-    a line is blank or where a comment begins another one."""
+    """The excerpt from the first line that contains the text on: a whole function, or a paragraph up to a
+    blank line or a comment that begins the next one."""
     lines = lines_of(file)
     for at, line in enumerate(lines):
         if text not in line:

@@ -50,7 +50,7 @@ struct Channel {
         Header header;
         char bytes[4096];
     };
-    std::atomic<int64_t> written, read;  // so many pieces
+    std::atomic<int64_t> written, read;  // in pieces
     Piece ring[pieces];
 };
 
@@ -98,9 +98,9 @@ struct NcclCall {
 
 struct SharedComm {
     std::atomic<int> joined;
-    std::atomic<int> size_of[Processes::most];  // what each rank takes the size to be; 0: has not come
+    std::atomic<int> size_of[Processes::most];  // as each rank gave it; 0: it has not joined yet
     size_t host_of[Processes::most];            // a hash of each rank's host
-    std::atomic<int> first;  // the rank at which sums begin: by rank 0's number in MPI's world
+    std::atomic<int> first;  // the rank at which sums begin: follows from rank 0's world rank
     Channel channels[];
 };
 

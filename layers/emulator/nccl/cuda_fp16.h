@@ -1,2 +1,2 @@
-// cuda_fp16.h   nccl.h includes it, and takes nothing from it
+// cuda_fp16.h   nccl.h includes it, but uses nothing from it
 #pragma once

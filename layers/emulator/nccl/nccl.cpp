@@ -11,8 +11,8 @@
 //   NCCL_ON_CPU_FAIL=NAME:N: communicators whose name begins with NAME lose, on all ranks, their N-th call
 //   and all later ones, as over a broken link.
 //   NCCL_ON_CPU_ONE_DEVICE=1: all ranks are on one device, as on a machine with one GPU. Like NCCL, it
-//   refuses two of them on one host, and knows a host by NCCL_HOSTID.
-//   NCCL_DEBUG=INFO: says on how many of the device's SMs a communicator's calls may run (0: any number).
+//   refuses two of them on one host, and identifies hosts by NCCL_HOSTID.
+//   NCCL_DEBUG=INFO: prints on how many of the device's SMs a communicator's calls may run (0: any number).
 //   NCCL_ON_CPU_HANG=RANK:N: the device of this rank of the world never begins its N-th launch, nor later
 //   ones, as behind a kernel that does not end.
 #include <set>
@@ -68,7 +68,7 @@ void begin(Launch& l) {
         }
         for (auto& r : call.writes) emulated::watch::begin_copy(r.p, nullptr, r.bytes);
 
-        for (auto& r : call.writes) memset(r.p, 0xFF, r.bytes);  // who reads too early is to notice
+        for (auto& r : call.writes) memset(r.p, 0xFF, r.bytes);  // a read that comes too early shows
         if (call.header.kind == Kind::AllGather && call.updates.empty() && call.writes.size() == 1)
             memcpy(call.out + l.comm->rank * call.bytes(), call.in, call.bytes());
     }
@@ -179,7 +179,7 @@ std::string describe_waits() {
     return true;
 }();
 
-// until all have come to a new communicator
+// waits until all ranks have joined a new communicator
 ncclResult_t await_ranks(const ncclComm& comm) {
     for (bool all = false; !all; sched_yield()) {
         all = comm.shared->joined >= comm.size;
@@ -365,7 +365,7 @@ ncclResult_t ncclGroupStart() {
 ncclResult_t ncclGroupEnd() {
     if (depth == 0) return refuse(ncclInvalidUsage, "the end of a group that nobody began");
     if (--depth) return ncclSuccess;
-    // communicators have an order of NCCL's own there, the same on all ranks
+    // the stand-in's own order of communicators within a group, the same on all ranks
     auto key = [](const LaunchPointer& l) {
         return emulated::mix(emulated::seed ^ std::hash<std::string>()(l->comm->segment));
     };

@@ -1,6 +1,6 @@
 // test_nccl.cpp   what NCCL's stand-in refuses: mpirun -n 2 build/emulated-fp32-nccl/test_nccl
-//   Each case has a communicator and a stream of its own; what a rank's calls, or its wait for them, end with
-//   is compared with what one of the two ranks should say.
+//   Each case has its own communicator and stream; the error that a rank's calls, or its wait for them, end
+//   with is compared with the one that at least one of the two ranks should report.
 #include <mpi.h>
 #include <nccl.h>
 #include "../../fast/graph.h"
@@ -48,7 +48,7 @@ struct Rank {
     void receive() { accept(ncclRecv(y, n, ncclFloat32, other, comm, s)); }
 };
 
-// over both ranks; meanwhile the device goes on, which may find that it cannot
+// sums over both ranks; meanwhile the device goes on, or finds that it cannot
 int sum(int mine) {
     int all = 0, done = 0;
     MPI_Request request;
@@ -173,13 +173,13 @@ void test_between_ranks() {
     });
 
     const char* deadlock = "receives message 0 of 3000 fp32: has not begun, behind";
-    expect(deadlock, [](Rank& r) {  // both send, and nobody receives before he has sent
+    expect(deadlock, [](Rank& r) {  // both send first, and receive only after that
         r.send();
         r.receive();
     });
 
     expect("sends message 0 of 3000 fp32, to 1", [](Rank& r) { if (r.rank == 0) r.send(); });
-    // two communicators whose calls stand in one stream, on each rank in another order
+    // calls of two communicators on one stream, in a different order on each rank
     expect("all-reduce 0 of 8 fp32 sum, to 1", [](Rank& r) {
         ncclComm_t first = r.comm;
         r.join("second", 2);

@@ -109,7 +109,7 @@ Tour.widgets["kernels.player"] = (place, data) => {
     page.replaceChildren(
       element("h2", {}, `${request.write ? "writes" : "reads"} ${name}`),
       element("p", { class: "quiet" },
-        `Request ${at + 1} of ${all.length} that are shown of warp ${warp}; after ` +
+        `Request ${at + 1} of the ${all.length} shown for warp ${warp}; after ` +
         `${request.barriers} __syncthreads(); ${place}`),
       element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "lanes and memory" },
         picture(request)),
@@ -117,7 +117,7 @@ Tour.widgets["kernels.player"] = (place, data) => {
         `${request.lanes.length} lanes, ${asked} bytes, ${touched.size} words.` :
         `${request.lanes.length} lanes ask for ${asked} bytes: ${touched.size} sectors, ` +
         `${touched.size * 32} bytes ` +
-        `of traffic, of which ${Math.round(100 * asked / (touched.size * 32))} % are asked for.`),
+        `of traffic, of which ${Math.round(100 * asked / (touched.size * 32))} % was asked for.`),
       element("p", { class: "quiet" },
         `This line in the whole launch: ${number(count[0])} requests of device memory, ` +
         `${number(count[1])} sectors, ${number(count[3])} turns of shared memory where ` +

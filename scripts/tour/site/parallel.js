@@ -45,7 +45,7 @@ Tour.widgets["tensor.player"] = (place, data) => {
       for (const t of tensors) worst = Math.max(worst, Math.abs(t.values[i] - sum));
     });
     return element("p", {},
-      "Added up here, from the values before: they differ from the values after by at most ",
+      "The values before, added up here, differ from the values after by at most ",
       element("b", { "data-worst": worst }, number(worst)), ".");
   }
 

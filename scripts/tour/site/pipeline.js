@@ -134,7 +134,7 @@ Tour.widgets["pipeline.player"] = (place, data) => {
       element("p", {},
         `The step takes ${schedule.seconds.toFixed(3)} s on the planned machine. The bubble is ` +
         `${(100 * schedule.bubble).toFixed(1)} % of the ideal time by the formula (p − 1) / (v m); ` +
-        "the mean stage stands " +
+        "the average stage is " +
         `idle for ${(100 * schedule.idle).toFixed(1)} % of the step.`),
       element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "in flight" },
         element("table", {},

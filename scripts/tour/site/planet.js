@@ -80,7 +80,7 @@ Tour.widgets["planet.ranks"] = (place, data) => {
       element("div", { class: "scroll", tabindex: 0,
         role: "group", "aria-label": "what it sends in a step" },
         element("table", {}, element("thead", {}, element("tr", {}, ...["sends in a step",
-            "calls, receives among them",
+            "calls, including receives",
             "with"
           ].map((h) =>
             element("th", { scope: "col" }, h)))),

@@ -81,7 +81,7 @@ Tour.widgets["step.player"] = (place, data) => {
   show(linked ? Number(linked[1]) : lines.findIndex((l) => l.name === "layernorm_forward"), false);
 };
 
-// the tokens that went in, as text, and what the model was to say
+// the input tokens, as text, and the targets
 Tour.widgets["step.tokens"] = (place, data) => {
   const load = data.lines.find((l) => l.name === "upload_values"),
     T = data.head.model.sequence;
@@ -95,6 +95,6 @@ Tour.widgets["step.tokens"] = (place, data) => {
     ...cells.map((c) => element("td", {}, c)));
   place.append(element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "tokens" },
     element("table", {}, element("tbody", {},
-      row("token", tokens.map(asText)), row("is to be followed by", targets.map(asText)),
+      row("token", tokens.map(asText)), row("next token (target)", targets.map(asText)),
       row("loss", losses.map((l) => l.toFixed(3)))))));
 };
