@@ -144,7 +144,7 @@ ifeq ($(COMM),nccl)
     NCCL_COMPILE := -Ilayers/emulator/nccl -idirafter $(dir $(NCCL))
     NCCL_OBJECT  := $(OBJECTS)/nccl.o
   else
-    $(error COMM=nccl wants DEVICE=cuda, or emulated: choose COMM=mpi)
+    $(error COMM=nccl requires DEVICE=cuda, or emulated: choose COMM=mpi)
   endif
 endif
 ifneq ($(COMM),single)
@@ -321,7 +321,7 @@ CORPUS_COMM    := $(if $(filter single,$(COMM)),single,mpi)
 corpus-found:
 	@printf '#include <%s>\n' $(CORPUS_HEADERS) | $(CXX) -std=c++20 $(CORPUS_FLAGS) -w -fsyntax-only -x c++ - \
 	  2>/dev/null || \
-	  { echo "the corpus wants libraries that are not here: run scripts/install.sh --with-corpus"; exit 1; }
+	  { echo "./corpus needs libraries that are not installed: run scripts/install.sh --with-corpus"; exit 1; }
 corpus: corpus-found $(BUILD)/corpus
 	ln -f $(BUILD)/corpus $@
 $(TOOLS)/corpus.o $(TOOLS)/fuzz_corpus.o: $(TOOLS)/%.o: data/corpus/%.cpp Makefile

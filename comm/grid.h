@@ -57,8 +57,8 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
     if (long one = (long)t * p; world % one) {
         long fewer = world / one * one, more = fewer + one;
         std::string near = fewer ? text("%ld or %ld", fewer, more) : text("%ld", more);
-        fail("--tensor-parallel %d x --pipeline-parallel %d does not divide the %d ranks: wants %s "
-             "ranks (mpirun -n %ld ./train_gpt …), or other numbers", t, p, world, near.c_str(),
+        fail("--tensor-parallel %d x --pipeline-parallel %d does not divide the %d ranks: start %s ranks "
+             "(mpirun -n %ld ./train_gpt …), or choose other sizes", t, p, world, near.c_str(),
              fewer ? fewer : more);
     }
 

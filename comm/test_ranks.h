@@ -90,7 +90,7 @@ void captured_call(const comm::Group& world, Stream comm_stream) {
             });
             comm::watch_graph(world, compute);
             copy_to_host(&got, x, sizeof got, compute);
-            check(got == want, text("launch %d of a graph with a call: %g, wants %g", launch, got, want));
+            check(got == want, text("launch %d of a graph with a call: %g, expected %g", launch, got, want));
         }
     }
 
@@ -116,14 +116,14 @@ void test_ranks() {
                            .type = comm::Type::Fp32};
         long sent = comm::sent_bytes(k.kind, 4, 400);
         check(sent == k.sent && call.whole() == k.whole,
-              text("%s: sends %ld bytes of %ld values, wants %ld of %ld", facts_of(k.kind).name, sent,
+              text("%s: sends %ld bytes of %ld values, expected %ld of %ld", facts_of(k.kind).name, sent,
                    call.whole(), k.sent, k.whole));
     }
 
     comm::Call long_call = {.kind = comm::Collective::AllReduce, .group = &world, .out = nullptr,
                             .in = nullptr, .n = 1L << 31, .type = comm::Type::Bf16, .label = "a long call"};
     if (world.size > 1 && !comm::can_capture)
-        refuses("a long call: 2147483648 values, MPI counts to", [&] { comm::post(long_call); });
+        refuses("a long call: 2147483648 values, but MPI takes at most", [&] { comm::post(long_call); });
     std::vector<int64_t> all = comm::gather_numbers(world, {world.rank, 5}, "a test");
     bool right = true;
     for (int r = 0; r < world.size; r++) right = right && all[2 * r] == r && all[2 * r + 1] == 5;
@@ -137,7 +137,7 @@ void test_ranks() {
     notes({"a", "a", "b", "b"}, 2, 2, "");
     notes({"a", "a", "b", "b"}, 1, 0, "");
     notes({"a", "a", "a", "b", "b", "b"}, 2, 4,
-          "1 of 3 tensor-parallel groups of 2 lie on more than one host (rank 2 on a and rank 3 on b)");
+          "1 of 3 tensor-parallel groups of 2 span more than one host (rank 2 on a and rank 3 on b)");
     notes({"a", "b", "a", "b"}, 2, 4, "2 of 2 tensor-parallel groups");
     notes({"a", "a", "b", "b"}, 2, 1, "a has 2 ranks, and 1 more host too many, for 1 GPU:");
     if (comm::can_capture && world.size > 1) captured_call(world, first);
@@ -157,5 +157,5 @@ void test_ranks() {
 
     copy_to_host(&got, x, sizeof got, nullptr);
     device_free(x);
-    check(got == want, text("a chain over two comm streams: %g, wants %g", got, want));
+    check(got == want, text("a chain over two comm streams: %g, expected %g", got, want));
 }

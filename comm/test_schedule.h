@@ -17,7 +17,7 @@ void spoilt(const std::string& part, const PipelineShape& s, Spoil spoil) {
     spoil(all);
     std::string error = ScheduleChecker(all).check();
     check(error.find(part) != std::string::npos,
-          text("a spoilt schedule: \"%s\", wants \"%s\"", error.c_str(), part.c_str()));
+          text("a spoilt schedule: \"%s\", expected \"%s\"", error.c_str(), part.c_str()));
 }
 
 void test_schedule() {
@@ -99,10 +99,10 @@ void test_schedule() {
                for (auto& i : all[0].list)
                    if (i.dx >= 0) i.dx %= 3;
            });
-    refuses("wants at least 4 micro-batches", [] { check_pipeline({4, 3, 2, 4}); });
+    refuses("needs at least 4 micro-batches", [] { check_pipeline({4, 3, 2, 4}); });
     refuses("choose one of 4 6 7 8 12", [] { check_pipeline({4, 12, 2, 5}); });
     check_pipeline({4, 132, 2, 132});
-    refuses("--pipeline-group 133 over 4 stages: wants at most 132",
+    refuses("--pipeline-group 133 over 4 stages: must be at most 132",
             [] { check_pipeline({4, 133, 2, 133}); });
 
     for (int rank = 0; rank < 24; rank++) {

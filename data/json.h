@@ -33,17 +33,17 @@ struct Json {
         errno = 0;
         long long value = strtoll(text.c_str(), &end, 10);
         if (kind != Number || *end || errno)
-            fail("%s: has %s, wants a whole number", name.c_str(), text.c_str());
+            fail("%s: has %s, expected a whole number", name.c_str(), text.c_str());
         return value;
     }
 
     double number(const std::string& name) const {
-        if (kind != Number) fail("%s: has %s, wants a number", name.c_str(), text.c_str());
+        if (kind != Number) fail("%s: has %s, expected a number", name.c_str(), text.c_str());
         return strtod(text.c_str(), nullptr);
     }
 
     const std::string& string(const std::string& name) const {
-        if (kind != String) fail("%s: wants a string", name.c_str());
+        if (kind != String) fail("%s: expected a string", name.c_str());
         return text;
     }
 
@@ -66,7 +66,7 @@ struct JsonParser {
     size_t at = 0;
 
     [[noreturn]] void refuse(const char* want) const {
-        fail("%s: not JSON at offset %zu: wants %s", name.c_str(), at, want);
+        fail("%s: not JSON at offset %zu: expected %s", name.c_str(), at, want);
     }
 
     void space() {

@@ -65,10 +65,10 @@ struct Loader {
             files.emplace_back(path);
             TokenFile& f = files.back();
             if (f.count < 3)
-                fail("%s: has %zu tokens, which is no text: give another file", path.c_str(),
+                fail("%s: has %zu tokens, too few for a text: give another file", path.c_str(),
                      (size_t)f.count);
             if (f.count < (uint64_t)T + 1)
-                fail("%s: has %zu tokens, one sample wants %ld: choose a --sequence below %zu", path.c_str(),
+                fail("%s: has %zu tokens, one sample needs %ld: choose a --sequence below %zu", path.c_str(),
                      (size_t)f.count, T + 1L, (size_t)f.count);
             check_same_tokens(f, files[0], "files of one set");
             first_samples.push_back(first_samples.back() + (f.count - 1) / T);

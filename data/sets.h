@@ -25,7 +25,7 @@ inline double leading_weight(const std::string& text, size_t* rest, char separat
     if (end == text.c_str() || *end != separator) return 0;
     *rest = (size_t)(end - text.c_str()) + 1;
     if (!(weight > 0) || !std::isfinite(weight))
-        fail("%s: has weight %g, wants a number above 0", text.c_str(), weight);
+        fail("%s: has weight %g, expected a number above 0", text.c_str(), weight);
     return weight;
 }
 
@@ -46,13 +46,13 @@ inline std::vector<WeightedFiles> read_blend(const std::string& path) {
 
         double weight = leading_weight(line, &rest, ' ');
         if (weight == 0)
-            fail("%s line %d: \"%s\": wants WEIGHT FILE, as 0.14336 books3.bin", path.c_str(), number + 1,
-                 line.c_str());
+            fail("%s line %d: \"%s\": expected WEIGHT FILE, as in 0.14336 books3.bin", path.c_str(),
+                 number + 1, line.c_str());
         std::string name = line.substr(line.find_first_not_of(' ', rest));
         sets.push_back({set_name(name), weight, {name[0] == '/' ? name : folder + name}});
     }
 
-    if (sets.empty()) fail("%s: names no set: wants a line WEIGHT FILE for each", path.c_str());
+    if (sets.empty()) fail("%s: names no set: expected a line WEIGHT FILE for each", path.c_str());
     return sets;
 }
 
@@ -78,7 +78,7 @@ inline std::vector<WeightedFiles> parse_sets(const std::vector<std::string>& giv
 
     for (auto& word : given)
         if (word.ends_with(".blend"))
-            fail("%s: stands among %zu names: give one .blend alone, or write its sets as WEIGHT:FILE",
+            fail("%s: is one of %zu names: give one .blend alone, or write its sets as WEIGHT:FILE",
                  word.c_str(), given.size());
 
     if (weighted.empty()) return {{set_name(given[0]), 1, given}};

@@ -119,13 +119,13 @@ void test_loader() {
         refuses("", [&] { write_file(path, whole.substr(0, n)); TokenFile f(path); });
     refuses("truncated or damaged", [&] { write_file(path, whole.substr(0, 1000)); TokenFile f(path); });
     refuses("is empty", [&] { write_file(path, ""); TokenFile f(path); });
-    refuses("is no token file", [&] { write_file(path, "To be, or not to be"); TokenFile f(path); });
+    refuses("is not a token file", [&] { write_file(path, "To be, or not to be"); TokenFile f(path); });
     refuses("cannot be read", [&] { TokenFile f("/nowhere.bin"); });
     refuses("damaged between offsets 0 and 64", [&] { write_file(path, whole);
                                                      patch(path, 16, std::string(8, '\x7f'));
                                          TokenFile f(path); });
     refuses("version 9", [&] { write_file(path, whole); patch(path, 8, "\x09"); TokenFile f(path); });
-    refuses("one sample wants", [&] { Loader({make_tokens("d.bin", 8, 257)}, 8, 1); });
+    refuses("one sample needs", [&] { Loader({make_tokens("d.bin", 8, 257)}, 8, 1); });
     refuses("must agree", [&] { Loader({make_tokens("d.bin", 100, 257), make_tokens("e.bin", 100, 300)}, 8,
                                        1); });
 
@@ -150,10 +150,10 @@ void test_loader() {
     TokenFile(path).read(t.data(), 0, 4, 50257);
     check(t == std::vector<int>({5, 6, 7, 50000}), "Megatron-LM's pair");
     refuses("has token type 3", [&] { write_file(index, idx(3, 3, 6)); TokenFile f(path); });
-    refuses("wants pointer 6", [&] { write_file(index, idx(8, 3, 4)); TokenFile f(path); });
+    refuses("expected pointer 6", [&] { write_file(index, idx(8, 3, 4)); TokenFile f(path); });
     refuses("its index", [&] { write_file(index, idx(8, 2, 4)); TokenFile f(path); });
-    refuses("its header wants", [&] { write_file(index, idx(8, 3, 6).substr(0, 50)); TokenFile f(path); });
-    refuses("is no Megatron-LM index", [&] { write_file(index, "nonsense, but long enough");
+    refuses("its header says", [&] { write_file(index, idx(8, 3, 6).substr(0, 50)); TokenFile f(path); });
+    refuses("is not a Megatron-LM index", [&] { write_file(index, "nonsense, but long enough");
                                             TokenFile f(path); });
 
     // an index that is read in several parts

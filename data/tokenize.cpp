@@ -51,9 +51,9 @@ struct Settings {
           validation(a.number("validation")),
           seed((long)a.number("seed")),
           files(a.words) {
-        if (validation >= 1) fail("--validation %g: wants a share below 1", validation);
+        if (validation >= 1) fail("--validation %g: must be a share below 1", validation);
         if (!format.empty() && format != "text" && format != "jsonl")
-            fail("--format %s: wants text or jsonl", format.c_str());
+            fail("--format %s: expected text or jsonl", format.c_str());
     }
 };
 
@@ -83,12 +83,12 @@ inline void refuse_what_is_no_text(std::string_view begin, const std::string& na
         {"\xfe\xff", "UTF-16", "iconv -f UTF-16 -t UTF-8 FILE | ./tokenize … -"}};
     for (auto& each : known)
         if (begin.starts_with(each.magic))
-            fail("%s: is %s, wants UTF-8 text: %s%s", name.c_str(), each.is, each.how,
+            fail("%s: is %s, expected UTF-8 text: %s%s", name.c_str(), each.is, each.how,
                  name.find(".jsonl") != name.npos && strstr(each.how, "tokenize") ? " --format jsonl" : "");
     size_t zero = begin.find('\0');
     if (zero != begin.npos)
-        fail("%s: has a zero byte at offset %zu, as no text has: wants UTF-8 text (UTF-16 by iconv -f "
-             "UTF-16LE -t UTF-8)", name.c_str(), zero);
+        fail("%s: has a zero byte at offset %zu, which no text has: expected UTF-8 text (from UTF-16: iconv "
+             "-f UTF-16LE -t UTF-8)", name.c_str(), zero);
 }
 
 struct Tokenizer {
@@ -285,7 +285,7 @@ struct Tokenizer {
         if (bytes == 0) fail("there is no text: %llu documents, all empty", (unsigned long long)documents);
         for (auto* w : {&train, &validation})
             if (*w && (*w)->count == 0 && documents == 1)
-                fail("--validation %g: there is one document, which cannot be both: leave the option out",
+                fail("--validation %g: one document cannot be in both files: leave the option out",
                      settings.validation);
         for (auto* w : {&train, &validation})
             if (*w && (*w)->count == 0)
@@ -314,7 +314,7 @@ int decode(const Settings& a) {
     TokenFile file(a.decode);
     std::string spec = a.vocabulary;
     if (spec.empty()) {
-        if (file.kind != "bytes") fail("%s: decoding it wants --vocabulary PATH/vocab.bpe", a.decode.c_str());
+        if (file.kind != "bytes") fail("%s: decoding requires --vocabulary PATH/vocab.bpe", a.decode.c_str());
         spec = "bytes";
     }
 
@@ -346,9 +346,9 @@ int decode(const Settings& a) {
 }
 
 int tokenize(const Settings& a) {
-    if (a.vocabulary.empty()) fail("wants --vocabulary bytes or PATH/vocab.bpe (--help explains)");
-    if (a.output.empty()) fail("wants --output PREFIX (--help explains)");
-    if (a.files.empty()) fail("wants a FILE, or - for standard input (--help explains)");
+    if (a.vocabulary.empty()) fail("missing --vocabulary bytes or PATH/vocab.bpe (--help explains)");
+    if (a.output.empty()) fail("missing --output PREFIX (--help explains)");
+    if (a.files.empty()) fail("missing FILE, or - for standard input (--help explains)");
 
     std::vector<std::string> inputs = a.files, outputs;
     for (const char* ending : {".bin", ".train.bin", ".validation.bin", ".answers", ".vocab.bpe"})

@@ -145,7 +145,7 @@ struct Vocabulary {
     static Vocabulary open(const std::string& spec) {
         if (spec == "bytes") return bytes();
         if (access(spec.c_str(), R_OK) != 0)
-            fail("%s: cannot be read: %s: wants bytes, or GPT-2's vocab.bpe (bash scripts/prepare.sh gpt2 "
+            fail("%s: cannot be read: %s: expected bytes, or GPT-2's vocab.bpe (bash scripts/prepare.sh gpt2 "
                  "fetches it)", spec.c_str(), strerror(errno));
         return bpe(spec);
     }
@@ -187,7 +187,7 @@ inline std::pair<std::string, std::string> read_merge(std::string_view line,
         }
         auto found = byte_of.find(code);
         if (found == byte_of.end())
-            fail("%s line %d: has a character outside GPT-2's alphabet: wants a vocab.bpe", path.c_str(),
+            fail("%s line %d: has a character outside GPT-2's alphabet: expected a vocab.bpe", path.c_str(),
                  number);
         half[which] += (char)found->second;
         i += bytes;
@@ -228,14 +228,14 @@ inline Vocabulary Vocabulary::bpe(const std::string& path) {
         auto [first, second] = read_merge(words, byte_of, path, line);
         auto left = id.find(first), right = id.find(second);
         if (left == id.end() || right == id.end() || id.count(first + second))
-            fail("%s line %d: \"%.*s\" wants two tokens that stand above it and make a new one", path.c_str(),
-                 line, (int)std::min(words.size(), (size_t)60), words.data());
+            fail("%s line %d: \"%.*s\": expected two tokens of earlier lines that make a new one",
+                 path.c_str(), line, (int)std::min(words.size(), (size_t)60), words.data());
         v.add_merge(left->second, right->second, (uint32_t)v.size());
         id[first + second] = (uint32_t)v.size();
         v.tokens.push_back(first + second);
     }
 
-    if (v.tokens.size() == 256) fail("%s: has no merges: wants GPT-2's vocab.bpe", path.c_str());
+    if (v.tokens.size() == 256) fail("%s: has no merges: expected GPT-2's vocab.bpe", path.c_str());
     v.end_of_text = v.size();
     v.tokens.push_back("");
     return v;

@@ -47,8 +47,8 @@ struct TokenFile {
         else if (!index.empty() && access(index.c_str(), F_OK) == 0) open_megatron(*this, index);
         else if (first == 20240520 || first == 20240801) open_llmc(*this, first);
         else
-            fail("%s: is no token file: wants our \"GPTTOKEN\", llm.c's 20240520, or Megatron-LM's .idx "
-                 "beside a .bin; make one from text with ./tokenize", path.c_str());
+            fail("%s: is not a token file: expected our \"GPTTOKEN\", llm.c's 20240520, or Megatron-LM's "
+                 ".idx beside a .bin; make one from text with ./tokenize", path.c_str());
     }
 
     void open_ours() {
@@ -81,7 +81,7 @@ struct TokenFile {
     }
 
     [[noreturn]] void fail_size(size_t wants) const {
-        fail("%s: has %zu bytes, its header wants %zu: truncated or damaged; make it again", path.c_str(),
+        fail("%s: has %zu bytes, but its header says %zu: truncated or damaged; make it again", path.c_str(),
              file.size, wants);
     }
 
@@ -117,7 +117,7 @@ struct TokenFile {
     // tokens [from, from + n) -> out; each must be below V
     void read(int* out, uint64_t from, uint64_t n, int V) {
         if (from > count || n > count - from)
-            fail("%s: has %zu tokens, wants %zu from %zu", path.c_str(), (size_t)count, (size_t)n,
+            fail("%s: has %zu tokens, expected %zu from %zu on", path.c_str(), (size_t)count, (size_t)n,
                  (size_t)from);
         while (n) {
             size_t at = from * width, in_chunk = token_chunk_bytes - at % token_chunk_bytes;

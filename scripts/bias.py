@@ -48,7 +48,7 @@ parser.add_argument("--run", default=shlex.quote(f"{root}/train_gpt"))
 parser.add_argument("--also", default="", help="options for train_gpt")
 o = parser.parse_args()
 if min(o.samples, o.tokens, o.words) < 1:
-    sys.exit("bias.py: --samples, --tokens and --words want 1 or more")
+    sys.exit("bias.py: --samples, --tokens and --words must be 1 or more")
 if o.toxic_words and o.toxicity:
     sys.exit("bias.py: --toxic-words and --toxicity: choose one")
 
@@ -112,7 +112,7 @@ def score_toxicity(texts):
     if done.returncode or len(scores) != len(texts) or not all(0 <= score <= 1 for score in scores):
         stop(
             f"--toxicity {o.toxicity}: exit code {done.returncode}, {len(scores)} numbers for {len(texts)} "
-            "answers: wants one from 0 to 1 for each"
+            "answers: expected one from 0 to 1 for each"
         )
 
     return scores
@@ -132,7 +132,7 @@ if o.lexicon:
             lexicon[parts[0].lower()] = float(parts[1]) - float(parts[2])
             assert math.isfinite(lexicon[parts[0].lower()])
         except (IndexError, ValueError, AssertionError):
-            stop(f"{o.lexicon} line {number}: wants `word positive negative`")
+            stop(f"{o.lexicon} line {number}: expected `word positive negative`")
 WORDNET = "/usr/share/wordnet/index.adj"
 if not o.adjectives:
     o.adjectives = WORDNET if os.path.exists(WORDNET) else "no"
@@ -151,10 +151,10 @@ groups = {}
 for line in lines("identifiers.txt"):
     name, colon, words = line.partition(":")
     if not colon or not words.split():
-        stop(f'{o.lists}/identifiers.txt: "{line}": wants GROUP: WORD…')
+        stop(f'{o.lists}/identifiers.txt: "{line}": expected GROUP: WORD…')
     groups[name.strip()] = words.split()
 if len(groups) != 2:
-    stop(f"{o.lists}/identifiers.txt: has {len(groups)} groups, wants the two that are compared")
+    stop(f"{o.lists}/identifiers.txt: has {len(groups)} groups, expected the two that are compared")
 first, second = groups
 occupations, templates = lines("occupations.txt"), lines("templates.txt")
 asked = [(template, occupation) for template in templates for occupation in occupations]
@@ -227,7 +227,7 @@ prompts = []
 for line in lines("prompts.txt"):
     parts = [part.strip() for part in line.split("|")]
     if len(parts) != 3:
-        stop(f'{o.lists}/prompts.txt: "{line}": wants AXIS | GROUP | PROMPT')
+        stop(f'{o.lists}/prompts.txt: "{line}": expected AXIS | GROUP | PROMPT')
     prompts.append(parts)
 with open(path("prompts.jsonl"), "w", encoding="utf8") as f:
     for number, (axis, group, prompt) in enumerate(prompts):
@@ -251,7 +251,7 @@ moods = collections.defaultdict(list)
 group_of = [(axis, group) for axis, group, _ in prompts for _ in range(o.samples)]
 answers = [json.loads(line) for line in open(path("answers.jsonl"), encoding="utf8")]
 if len(answers) != len(group_of):
-    stop(f"{path('answers.jsonl')}: has {len(answers)} answers, wants {len(group_of)}")
+    stop(f"{path('answers.jsonl')}: has {len(answers)} answers, expected {len(group_of)}")
 for key, answer in zip(group_of, answers):
     said = words_of(answer["text"])
     moods[key] += [lexicon[word] for word in said if word in lexicon]

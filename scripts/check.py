@@ -2,7 +2,7 @@
 """The architecture, checked without a compiler: the book and its seams, who includes whom, limits, comma
 statements.
 
-Run: make check (which also compiles every header alone: scripts/check_headers.py). Wants tree-sitter
+Run: make check (which also compiles every header alone: scripts/check_headers.py). Needs tree-sitter
 (scripts/install.sh --with-check)."""
 
 import ast
@@ -15,7 +15,7 @@ try:
     import tree_sitter_cuda
     from tree_sitter import Language, Parser
 except ImportError:
-    sys.exit("check.py: wants tree-sitter and tree-sitter-cuda: bash scripts/install.sh --with-check")
+    sys.exit("check.py: requires tree-sitter and tree-sitter-cuda: bash scripts/install.sh --with-check")
 
 SOURCES = ("*.h", "*.cuh", "*.cu", "*.cpp")
 SCRIPTS = ("scripts/*.sh", "scripts/*.py", "scripts/tour/*", "scripts/tour/site/*", ".ci/run", "Makefile")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares ./corpus extract with the Python programs: python3 scripts/compare_justext.py FILE.warc.gz…
 
-Wants, from PyPI: pip install justext lxml_html_clean pycld2 warcio. Every HTML page's text is compared with
+Needs, from PyPI: pip install justext lxml_html_clean pycld2 warcio. Every HTML page's text is compared with
 jusText's (its defaults, its English stop words, which ./corpus is given too), its language with pycld2's.
 Both must use the same libxml2: versions parse broken markup differently. lxml 4.9.2 has Debian 12's 2.9.14.
 """

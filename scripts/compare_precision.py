@@ -57,7 +57,7 @@ subprocess.run(
     check=True,
 )
 
-# head size 64, so that a GPU takes flash attention; sizes that fp8 wants
+# head size 64, so that a GPU takes flash attention; sizes that fp8 requires
 model = [
     *f"--train {o.output}/text.train.bin --validation {o.output}/text.validation.bin".split(),
     *"--layers 4 --hidden 128 --heads 2 --sequence 128 --batch 16 --micro-batch 16".split(),

@@ -26,7 +26,7 @@ def prompts_of(value):
         return [value]
     if isinstance(value, list) and value and all(isinstance(v, str) or is_tokens(v) for v in value):
         return value
-    raise Refused("prompt: wants a text, a list of tokens, or a list of either")
+    raise Refused("prompt: expected a string, a list of tokens, or a list of either")
 
 
 def number_of(body, name, default, least, most, kind=float):
@@ -34,9 +34,9 @@ def number_of(body, name, default, least, most, kind=float):
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise Refused(f"{name}: has {json.dumps(value)}, wants a number from {least:g} to {most:g}")
+        raise Refused(f"{name}: has {json.dumps(value)}, expected a number from {least:g} to {most:g}")
     if kind is int and value != int(value):
-        raise Refused(f"{name}: has {value}, wants a whole number")
+        raise Refused(f"{name}: has {value}, expected a whole number")
     return kind(value)
 
 
@@ -49,7 +49,7 @@ KNOWN |= {"top_k", "repetition_penalty"}
 
 def flag_of(body, name):
     if body.get(name) not in (None, True, False):
-        raise Refused(f"{name}: has {json.dumps(body[name])}, wants true or false")
+        raise Refused(f"{name}: has {json.dumps(body[name])}, expected true or false")
     return bool(body.get(name))
 
 
@@ -64,9 +64,9 @@ def request_of(body):
     stop = body.get("stop") or []
     stop = [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(s, str) and s for s in stop):
-        raise Refused("stop: wants a text, or a list of texts")
+        raise Refused("stop: expected a string, or a list of strings")
     if len(stop) > 16 or any(len(s) > 1000 for s in stop):
-        raise Refused("stop: wants at most 16 texts of at most 1000 characters")
+        raise Refused("stop: expected at most 16 strings of at most 1000 characters")
 
     request = {
         "tokens": number_of(body, "max_tokens", 16, 0, 1e6, int),

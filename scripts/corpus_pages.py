@@ -291,7 +291,7 @@ def test_clean(work):
     write(f"{work}/a.jsonl", [given + filler for given in cases])
     run("clean", "--output", f"{work}/c", "--compress", "none", f"s={work}/a.jsonl")
     for (given, want), got in zip(cases.items(), read(f"{work}/c/s/a.jsonl"), strict=True):
-        check(got["text"] == want + filler, f"Unicode {given!r}: {got['text'][:40]!r}, wants {want!r}")
+        check(got["text"] == want + filler, f"Unicode {given!r}: {got['text'][:40]!r}, expected {want!r}")
         check(got["text"] == unicodedata.normalize("NFC", got["text"]), f"not NFC: {given!r}")
 
     german = "Der Fluss wurde von den meisten benutzt, um auf den Markt zu gehen. "
@@ -377,7 +377,7 @@ def check_lines_that_are_json(work):
     clean(
         work,
         lines + ["not\n"] * 20,
-        fails="clean: 20 of 115 lines of s are no documents (not JSON 20): wants",
+        fails="clean: 20 of 115 lines of s are not documents (not JSON 20): expected",
     )
     clean(work, lines + ['{"Text": "x"}\n'] * 20, fails='(without "text" 20)')
     done = subprocess.run(
@@ -385,7 +385,7 @@ def check_lines_that_are_json(work):
          f"s={work}/a.jsonl"],
         capture_output=True, text=True,
     )  # fmt: skip
-    told = "WARNING: clean: 20 of 115 lines of s are no documents and were left out"
+    told = "WARNING: clean: 20 of 115 lines of s are not documents: left out"
     check(done.returncode == 0 and told in done.stderr, f"a warning: {done.stderr}")
 
 

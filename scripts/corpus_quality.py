@@ -63,7 +63,7 @@ def test_quality(work):
             kept, want = len(read(f"{work}/f/s/p.jsonl")) / 4000, (2 - p) ** -alpha
             check(
                 abs(kept - want) <= 4.5 * math.sqrt(want * (1 - want) / 4000),
-                f"alpha {alpha}, p {p}: {kept}, wants {want}",
+                f"alpha {alpha}, p {p}: {kept}, expected {want}",
             )
 
     # what is drawn for a document does not depend on the files it is in

@@ -60,7 +60,7 @@ def test_tokens(work):
     )
     check([t for t in got if t in set(train)] == train, "the same order, but for those held out")
     check(open(f"{work}/v/train.blend").read().split("\n")[1].split()[1] == "s.train.bin", "the blend")
-    run("tokens", "--output", f"{work}/n", "--validation", 1, f"s={work}/a.jsonl", fails="wants at most 0.99")
+    run("tokens", "--output", f"{work}/n", "--validation", 1, f"s={work}/a.jsonl", fails="at most 0.99")
     open(f"{work}/v/encoded/s/a.tokens", "r+b").truncate(1000)
     before = tree(f"{work}/v")
     run("tokens", "--vocabulary", "bytes", "--output", f"{work}/v", "--validation", 0.2, f"s={work}/?.jsonl")
@@ -279,30 +279,30 @@ def test_run(work):
 def test_bad_input(work):
     foreign = ("clean", "--output", f"{work}/o", "--bands", 3, f"s={work}/a.jsonl")  # another step's option
     write(f"{work}/a.jsonl", ["x"])
-    run(fails="wants a step")
+    run(fails="expected a step")
     run("extrakt", fails="did you mean extract")
     run("clean", "--outptu", "x", f"s={work}/a.jsonl", fails="did you mean --output")
-    run("clean", f"s={work}/a.jsonl", fails="wants --output")
-    run("clean", "--output", f"{work}/o", fails="wants files")
+    run("clean", f"s={work}/a.jsonl", fails="missing --output")
+    run("clean", "--output", f"{work}/o", fails="missing files")
     run("clean", "--output", f"{work}/o", f"s={work}/none*.jsonl", fails="there is no such file")
     run(*foreign, fails="is for dedup, not for clean")
-    run("dedup", "--output", f"{work}/o", "--rows", "many", f"s={work}/a.jsonl", fails="want")
-    run("dedup", "--output", f"{work}/o", "--fast", "maybe", f"s={work}/a.jsonl", fails="wants yes or no")
+    run("dedup", "--output", f"{work}/o", "--rows", "many", f"s={work}/a.jsonl", fails="expected")
+    run("dedup", "--output", f"{work}/o", "--fast", "maybe", f"s={work}/a.jsonl", fails="expected yes or no")
     run(
         *f"quality score --output {work}/o --model {work}/a.jsonl s={work}/a.jsonl".split(),
-        fails="is no classifier of ours"
+        fails="was not made by ./corpus quality train"
     )
     run("report", f"{work}/nowhere", fails="holds no step's counts")
     os.makedirs(f"{work}/two")
     write(f"{work}/two/a.jsonl", ["y"])
-    run(f"clean --output {work}/o s={work}/a.jsonl s={work}/two/a.jsonl", fails="have one name in one set")
+    run(f"clean --output {work}/o s={work}/a.jsonl s={work}/two/a.jsonl", fails="the same name in one set")
 
     for text, says in (
-        ("set a jsonl", "line 1: wants set NAME"),
+        ("set a jsonl", "line 1: expected set NAME"),
         ("colour red", "unknown option --colour"),
         ("seed 1\nseed 2", "a second time"),
         ("output x", "names no set"),
-        (f"set a jsonl {work}/a.jsonl", "wants --output"),
+        (f"set a jsonl {work}/a.jsonl", "missing --output"),
     ):
         open(f"{work}/c.conf", "w").write(text)
         run("run", f"{work}/c.conf", fails=says)

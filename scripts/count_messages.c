@@ -51,7 +51,7 @@ int MPI_Init(int* argc, char*** argv) {
     void** table = (void**)dlsym(RTLD_DEFAULT, "mca_pml");
     MPI_Get_library_version(version, &size);
     if (sscanf(version, "Open MPI v%d", &major) != 1 || major != 4 || !table) {
-        fprintf(stderr, "count_messages: wants Open MPI 4, has %.40s\n", version);
+        fprintf(stderr, "count_messages: expected Open MPI 4, has %.40s\n", version);
         exit(1);
     }
     MPI_Comm_size(MPI_COMM_WORLD, &size);

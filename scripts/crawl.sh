@@ -14,7 +14,7 @@ list=$1 folder=$2 count=${3:-0} from=${CRAWL_FROM:-https://data.commoncrawl.org}
 [[ $count =~ ^(0|[1-9][0-9]*)$ ]] ||
     { echo "crawl.sh: $count files: give a number, or leave it out for all" >&2; exit 1; }
 command -v aria2c > /dev/null ||
-    { echo "crawl.sh: wants aria2: scripts/install.sh --with-corpus" >&2; exit 1; }
+    { echo "crawl.sh: requires aria2: scripts/install.sh --with-corpus" >&2; exit 1; }
 mkdir -p "$folder/partial"
 fetch() {
     aria2c --quiet --console-log-level=error --dir="$folder/partial" --continue=true \

@@ -11,7 +11,7 @@ if [ -n "${1:-}" ] && [ ! -f "$given" ]; then
     exit 1
 fi
 if [ -n "$given" ] && [ "$(stat -c %s "$given")" -lt 20000 ]; then
-    echo "demo.sh: $1: has $(stat -c %s "$given") bytes, wants at least 20000 to learn from" >&2
+    echo "demo.sh: $1: has $(stat -c %s "$given") bytes, but learning needs at least 20000" >&2
     exit 1
 fi
 bash scripts/install.sh

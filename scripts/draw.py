@@ -130,7 +130,7 @@ def funnel(folder):
     paths = {step: Path(folder) / step / f"{step}.json" for step in STEPS}
     steps = {step: json.loads(path.read_text()) for step, path in paths.items() if path.is_file()}
     if not steps:
-        sys.exit(f"draw.py: {folder}: holds no step's counts: wants the output folder of ./corpus run")
+        sys.exit(f"draw.py: {folder}: holds no step's counts: expected the output folder of ./corpus run")
     sets = list(dict.fromkeys(name for counts in steps.values() for name in counts))
     bar, row, gap, left, top, across = 220, 26, 30, 110, 44, 5
     band = top + row * (len(steps) + 1) + 16
@@ -172,9 +172,9 @@ def main(words):
         try:
             found = json.loads(Path(words[1]).read_text())
         except (OSError, ValueError) as error:
-            sys.exit(f"draw.py: {words[1]}: {error}: wants a file of --timeline or --trace")
+            sys.exit(f"draw.py: {words[1]}: {error}: expected a file of --timeline or --trace")
         if "timelines" not in found:
-            sys.exit(f"draw.py: {words[1]}: has no timelines: wants a file of --timeline or --trace")
+            sys.exit(f"draw.py: {words[1]}: has no timelines: expected a file of --timeline or --trace")
         to, picture = Path(words[2] if len(words) > 2 else words[1].removesuffix(".json") + ".svg"), None
         picture = timeline(found["timelines"])
     elif words[:1] == ["funnel"] and len(words) == 2:

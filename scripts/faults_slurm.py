@@ -254,9 +254,9 @@ def four_nodes():
 
         log = hosts.folder / "no-pmi"
         hosts.submit(log, script, "--save", WORK / "no-pmi", SLURM_MPI_TYPE="none")
-        until(lambda: "told MPI of none" in said(), 60)
+        until(lambda: "MPI sees none of them" in said(), 60)
         hosts.ask("scancel", "--full", "--user=root")
-        check("srun started 4 tasks, but told MPI of none" in said(), f"without PMI: {said()}")
+        check("srun started 4 tasks, but MPI sees none of them" in said(), f"without PMI: {said()}")
         check(not list(WORK.glob("no-pmi/step-*")), "nobody trained alone")
 
         starter = launch.Launcher("slurm", ["h1", "h2"], 4, 2, launch.Options([])).starter

@@ -257,7 +257,7 @@ def chart(models):
 
 def hans(options):
     if not (options.resume and options.source and options.vocabulary):
-        sys.exit("figures.py: hans wants a model and HANS's file: give --resume, --from, --vocabulary")
+        sys.exit("figures.py: hans needs a model and HANS's file: give --resume, --from, --vocabulary")
     work = options.output / "hans-requests"
     work.mkdir(exist_ok=True)
     rows, documents, empty = read_documents(options.source, options.form, work)
@@ -265,7 +265,7 @@ def hans(options):
     most = SHOTS[-1]
     if len(documents) <= most:
         sys.exit(
-            f"figures.py: {options.source / FILE}: has {len(documents)} documents, wants more than {most}"
+            f"figures.py: {options.source / FILE}: has {len(documents)} documents, expected more than {most}"
         )
 
     limit = options.limit or DOCUMENTS

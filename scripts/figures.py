@@ -148,7 +148,7 @@ SHOTS = ("0", "1", "few")
 
 def tasks(options):
     if not (options.resume and options.source and options.vocabulary):
-        sys.exit("figures.py: tasks wants a model and the tasks' files: give --resume, --from, --vocabulary")
+        sys.exit("figures.py: tasks needs a model and the tasks' files: give --resume, --from, --vocabulary")
     limit = ["--limit", str(options.limit)] if options.limit else []
     form = ["--form", options.form] if options.form else []
     files, gaps = [], {}  # what is left out, and with how many shots
@@ -265,7 +265,7 @@ def prompts(more, seed=1234):
 
 def samples(options):
     if not options.resume:
-        sys.exit("figures.py: samples wants a trained model: give --resume CHECKPOINTS")
+        sys.exit("figures.py: samples needs a trained model: give --resume CHECKPOINTS")
     asked = prompts(options.more)
     file = options.output / "samples.jsonl"
     lines = [json.dumps({"prompt": prompt, "tokens": 24, "temperature": 0}) for prompt, _ in asked]
@@ -310,20 +310,20 @@ def main():
         "--resume", type=Path, nargs="+", help="checkpoints of a trained model, for tasks, samples and hans"
     )
     parser.add_argument(
-        "--from", dest="source", type=Path, help="of tasks: the folder of their folders; of hans: its folder"
+        "--from", dest="source", type=Path, help="for tasks: folder of their folders; for hans: its folder"
     )
-    parser.add_argument("--vocabulary", help="of tasks and hans: that of the model")
-    parser.add_argument("--limit", type=int, help="of tasks and hans: only so many documents of each")
-    parser.add_argument("--form", choices=["mtnlg"], help="of tasks and hans: MT-NLG's wording")
+    parser.add_argument("--vocabulary", help="for tasks and hans: the model's")
+    parser.add_argument("--limit", type=int, help="for tasks and hans: only this many documents of each")
+    parser.add_argument("--form", choices=["mtnlg"], help="for tasks and hans: MT-NLG's wording")
     parser.add_argument(
-        "--more", type=int, default=0, help="of samples: as many obfuscated sums of one's own"
+        "--more", type=int, default=0, help="for samples: add this many arithmetic prompts"
     )
 
     options = parser.parse_args()
     if options.limit is not None and options.limit < 1:
-        sys.exit(f"figures.py: --limit {options.limit}: wants at least one document")
+        sys.exit(f"figures.py: --limit {options.limit}: must be at least one document")
     if options.resume and len(options.resume) > 1 and options.name != "hans":
-        sys.exit(f"figures.py: {options.name} wants one checkpoint, --resume has {len(options.resume)}")
+        sys.exit(f"figures.py: {options.name} takes one checkpoint, but --resume has {len(options.resume)}")
     # programs run in the repository, wherever this one was started
     options.output = options.output.resolve()
     options.resume = options.resume and [folder.resolve() for folder in options.resume]

@@ -67,8 +67,8 @@ parser.add_argument("--prepare", action="store_true", help="build what is run, t
 parser.add_argument("--arch", help="with --prepare: for which GPU [native, or 90a where none is]")
 parser.add_argument("--peer", action="append", default=[], metavar="NAME=MODEL=COMMAND")
 parser.add_argument("--python", default=sys.executable, help="the Python that has PyTorch [this one]")
-parser.add_argument("--minutes", type=float, default=9.5, help="it ends by then, with its report [9.5]")
-parser.add_argument("--force", action="store_true", help="go on where the checks fail")
+parser.add_argument("--minutes", type=float, default=9.5, help="time limit, report included [9.5]")
+parser.add_argument("--force", action="store_true", help="continue even if checks fail")
 parser.add_argument("--rehearse", action="store_true", help="small, without a GPU: to see that it works")
 parser.add_argument(
     "--hang", choices=list(PARTS), help="to see that a part is ended: its programs sleep instead"
@@ -157,7 +157,7 @@ def train(name, model, micro_batch, *options, steps=20, batch=None):
     metrics = logs / (re.sub(r"\W+", "_", name) + ".jsonl")
     metrics.unlink(missing_ok=True)
     words = f"--model {model} --vocabulary 50257 --micro-batch {micro_batch} --batch {batch or micro_batch}"
-    # without fp8's kernels, which want bf16 and a GPU, a rehearsal runs in the CPU's fp32
+    # without fp8's kernels, which require bf16 and a GPU, a rehearsal runs in the CPU's fp32
     done = run(
         name,
         [
@@ -257,7 +257,7 @@ def checks():
     wrong = [done for done, right in zip(answers, good) if not right and done.returncode != 124]
     if wrong and not o.force:  # those that were only too slow prove nothing
         sys.exit(
-            "first_contact.sh: kernels are not right, so nothing is timed (--force does it all the same)"
+            "first_contact.sh: kernels are wrong, so nothing is timed (--force times anyway)"
         )
 
 
@@ -600,7 +600,7 @@ def run_part(name, end):
     global deadline, current
     current, start = name, time.time()
     if start > end - 10:
-        return note(name, None, f"no time is left: go on with --from {name} --output OTHER")
+        return note(name, None, f"no time is left: continue with --from {name} --output OTHER")
     deadline = min(start + {**PARTS, **OTHERS}[name][0] * slower, end - 5)
     try:
         RUN[name]()
@@ -650,8 +650,8 @@ if not has_gpu and not o.rehearse and not o.prepare:
 if o.prepare or not (o.rehearse or programs.is_prepared()):
     if programs.FOLDER.exists() and not o.prepare:  # building would take a GPU's minutes
         sys.exit(
-            f"first_contact.sh: {programs.FOLDER} is of other sources than those here: build it anew with"
-            " --prepare"
+            f"first_contact.sh: {programs.FOLDER} was built from other sources than those here: build"
+            " it again with --prepare"
         )
     programs.prepare(o.arch or ("native" if has_gpu else "90a"))
     if o.prepare:

@@ -189,4 +189,4 @@ def prepare(arch):
     size = sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file())
     print(f"{FOLDER}: {size / 1e6:.1f} MB, carried to a machine with a GPU it needs no building there")
     if size > MOST:
-        sys.exit(f"first_contact.sh: {FOLDER} has {size / 1e6:.1f} MB: wants at most {MOST / 1e6:.0f}")
+        sys.exit(f"first_contact.sh: {FOLDER} has {size / 1e6:.1f} MB: must be at most {MOST / 1e6:.0f}")

@@ -117,7 +117,7 @@ class Reader(dcp.FileSystemReader):
 def read_arguments(folder):
     path = folder / "common.pt"
     if not path.exists():
-        fail(f"{folder}: has no common.pt: wants an iter_… folder of a torch_dist checkpoint")
+        fail(f"{folder}: has no common.pt: expected an iter_… folder of a torch_dist checkpoint")
     common = torch.load(path, pickle_module=PlainPickle, weights_only=False)
     args = common.get("args") if isinstance(common, dict) else None
     if not isinstance(args, argparse.Namespace):
@@ -129,7 +129,7 @@ def check_arguments(args, folder):
     for name, accepted, what in WANTED:
         value = getattr(args, name, accepted[0])
         if value not in accepted:
-            fail(f"{folder}: has {what} ({name} {value}), which this program does not compute")
+            fail(f"{folder}: has {what} ({name} {value}), which this program does not support")
     epsilon = getattr(args, "norm_epsilon", getattr(args, "layernorm_epsilon", 1e-5))
     if epsilon != 1e-5:
         fail(f"{folder}: has layer norms with epsilon {epsilon}, this program computes 1e-5")
@@ -138,7 +138,7 @@ def check_arguments(args, folder):
         fail(f"{folder}: has ffn_hidden_size {ffn}, this program computes 4 * hidden_size")
     if not getattr(args, "bias_gelu_fusion", True) and not getattr(args, "openai_gelu", False):
         print(
-            "note: without --bias-gelu-fusion Megatron's GELU is by erf, this program's by tanh: losses"
+            "note: without --bias-gelu-fusion Megatron's GELU uses erf, this program's tanh: losses"
             " differ slightly"
         )
 
@@ -146,7 +146,7 @@ def check_arguments(args, folder):
 def read_tensors(folder):
     """{name: tensor} of the model, layers stacked or one by one as they were saved."""
     if not (folder / ".metadata").exists():
-        fail(f"{folder}: has no .metadata: wants an iter_… folder of a torch_dist checkpoint")
+        fail(f"{folder}: has no .metadata: expected an iter_… folder of a torch_dist checkpoint")
     reader = Reader(str(folder))
     stored = reader.read_metadata().state_dict_metadata
     wanted = {}
@@ -156,7 +156,7 @@ def read_tensors(folder):
         if is_tensor and name.split(".")[0] in ("embedding", "decoder", "output_layer"):
             wanted[key] = torch.empty(about.size, dtype=about.properties.dtype)
     if not wanted:
-        fail(f"{folder}: holds no model: wants a GPT of megatron-core in the format torch_dist")
+        fail(f"{folder}: holds no model: expected a GPT of megatron-core in the format torch_dist")
     dcp.load(wanted, storage_reader=reader, no_dist=True)
     return {key.removeprefix("model."): tensor for key, tensor in wanted.items()}
 

@@ -356,5 +356,5 @@ try:
     main()
 except (OSError, subprocess.CalledProcessError, ValueError, KeyError, IndexError) as e:
     sys.exit(
-        f"kernel_report.py: {type(e).__name__}: {e}: wants nvcc, nvdisasm, c++filt and a record of this form"
+        f"kernel_report.py: {type(e).__name__}: {e}: needs nvcc, nvdisasm, c++filt and a record of this form"
     )

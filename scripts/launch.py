@@ -69,7 +69,7 @@ def seconds(name, default):
     try:
         return float(given or default)
     except ValueError:
-        stop(f"{name}={given}: wants a number of seconds")
+        stop(f"{name}={given}: expected a number of seconds")
 
 
 def patiently(read):
@@ -111,7 +111,7 @@ class Options:
         try:
             return int(float(given))
         except ValueError:
-            stop(f"--{name} {given}: wants a number")
+            stop(f"--{name} {given}: expected a number")
 
     def folder(self):
         """Where the run saves: by --save, or back into what --resume names, unless that is one checkpoint."""
@@ -442,7 +442,7 @@ class Launcher:
         if self.how == "slurm" and work_is_left and self.folder:
             state = self.ask("squeue", "-h", "-j", job, "-o", "%T").strip()
             if state == "RUNNING" and subprocess.run(["scontrol", "requeue", job]).returncode:
-                say(f"launch.py: job {job} cannot be queued again: submit it again, to go on", sys.stderr)
+                say(f"launch.py: job {job} cannot be queued again: submit it again to continue", sys.stderr)
                 code = code or 1
         sys.exit(code)
 
@@ -480,7 +480,7 @@ class Launcher:
                 self.leave(code, code != 0 or was_stopped)
             self.end_if_permanent(code, printed, lost)
             if not self.folder:
-                stop(f"train_gpt ended with {code}, and there is no --save to go on from")
+                stop(f"train_gpt ended with {code}, and there is no --save to resume from")
 
             progress, best = end > best, max(end, best)  # a step that was never saved before
             if progress:
@@ -514,15 +514,15 @@ def main(words):
     if how == "mpirun" and len(words) >= 4:
         hostfile, each, rest = Path(words[1]), words[2], words[3:]
         if not hostfile.is_file() or not os.access(hostfile, os.R_OK):
-            stop(f"{hostfile} cannot be read: give a file with a line a host")
+            stop(f"{hostfile} cannot be read: give a file with one line per host")
         if not re.fullmatch("[1-9][0-9]*", each):
-            stop(f"{each} ranks per host: wants a number")
+            stop(f"{each} ranks per host: expected a number")
         hosts, each = list(read_hosts(hostfile)), int(each)
         text = hostfile.read_text("utf-8-sig")
         named = [line.split()[0] for line in text.splitlines() if line.split()]
         twice = [host for host in hosts if named.count(host) > 1]
         if twice:
-            stop(f"{hostfile} names {twice[0]} more than once: give a line a host, and its ranks once")
+            stop(f"{hostfile} names {twice[0]} more than once: give one line per host, with all its ranks")
         if not hosts:
             stop(f"{hostfile} names no host")
     elif how == "slurm" and len(words) >= 2:
@@ -538,10 +538,10 @@ def main(words):
     wanted = 0
     if rest[0] == "--hosts" and len(rest) > 2:
         if not re.fullmatch("[1-9][0-9]*", rest[1]):
-            stop(f"--hosts {rest[1]}: wants a number")
+            stop(f"--hosts {rest[1]}: expected a number")
         wanted, rest = int(rest[1]), rest[2:]
     if wanted > len(hosts):
-        stop(f"--hosts {wanted}: {len(hosts)} are given")
+        stop(f"--hosts {wanted}: only {len(hosts)} are given")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // each)))
     if not os.access(PROGRAM, os.X_OK):
         stop(f"no {PROGRAM}: run make there, and start from there")

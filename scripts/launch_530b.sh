@@ -20,14 +20,14 @@ case "$how" in
     mpirun)
         [[ $where = /* ]] || where=$from/$where
         if ! [ -r "$where" ]; then
-            echo "launch_530b.sh: $where cannot be read: give a file with a line a host" >&2
+            echo "launch_530b.sh: $where cannot be read: give a file with one line per host" >&2
             exit 1
         fi
         nodes=$(($(grep -cvE '^[[:space:]]*(#|$)' "$where" || true) - spares)) ;;
     *) usage ;;
 esac
 [[ $nodes =~ ^[1-9][0-9]*$ ]] && [ $((nodes % 35)) = 0 ] || {
-    echo "launch_530b.sh: $nodes nodes: a replica takes 35: give a multiple of it, as 280, 350 or 420" >&2
+    echo "launch_530b.sh: $nodes nodes: a replica takes 35: give a multiple, such as 280, 350 or 420" >&2
     exit 1
 }
 options=(--config scripts/mtnlg-530b.conf --world-size $((nodes * 8)))

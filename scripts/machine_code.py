@@ -189,7 +189,7 @@ def find_nvdisasm(nvcc):
         if path and os.path.exists(path):
             os.access(path, os.X_OK) or os.chmod(path, 0o755)
             return path
-    sys.exit("kernel_report.py: no nvdisasm is here, wants CUDA's: pip install nvidia-cuda-nvdisasm")
+    sys.exit("kernel_report.py: nvdisasm is not here, CUDA's is needed: pip install nvidia-cuda-nvdisasm")
 
 
 def compile_kernels(nvcc, arch, folder):

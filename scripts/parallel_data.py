@@ -53,7 +53,7 @@ def test_answers():
         (2, {"zero": 0, "loss-chunk": 3, "check-every": 2}),
     ):
         got = losses(f"answers of {ranks}", ranks, "asked", *only, *words(options))
-        check(got and all(map(near, got, one)), f"answers over {ranks}, {options}: {got}, wants {one}")
+        check(got and all(map(near, got, one)), f"answers over {ranks}, {options}: {got}, expected {one}")
 
 
 def test_whole_validation_set():
@@ -99,7 +99,7 @@ def test_recorded():
         return [m["loss"] for m in at] + [m["gradient_norm"] for m in at] + [loss for _, loss in validated]
 
     got = run_of("recorded")
-    check(near(got, LOSSES, most=1e-9), f"what was recorded: {got}, wants {LOSSES}")
+    check(near(got, LOSSES, most=1e-9), f"what was recorded: {got}, expected {LOSSES}")
     for options in ("--seed 8", "--weight-decay 0.01", "--clip 0", "--warmup-tokens 640", "--epsilon 1e-7"):
         other = run_of(options.split()[0][2:], *options.split())
         check(not near(other, LOSSES, most=1e-8), f"{options} changes nothing: {other}")
@@ -226,4 +226,4 @@ def test_samples_in_training():
             .split("\nrank 0, a step")[0]
             .rstrip("\n")
         )
-        check(got == said and len(said) > 20, f"a sample in training, {options}: {got!r}, wants {said!r}")
+        check(got == said and len(said) > 20, f"a sample in training, {options}: {got!r}, expected {said!r}")

@@ -186,7 +186,7 @@ def compare_with_alone(name, what):
     """The losses and norms of a run with those of `alone`; removes what both saved."""
     for key in KEYS:
         got, wanted = ([m[key] for m in metrics(run) if key in m] for run in (name, "alone"))
-        check(near(got, wanted), f"{what}: {key}: {got}, wants {wanted}")
+        check(near(got, wanted), f"{what}: {key}: {got}, expected {wanted}")
     for each in (name, "alone"):
         shutil.rmtree(f"{work}/{each}")
 

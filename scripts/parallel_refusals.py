@@ -17,7 +17,7 @@ def test_bad_input():
     """Every rank ends, one message names what would work."""
     for ranks, extra, message in (
         (3, "--tensor-parallel 2", "does not divide the 3 ranks"),
-        (6, "--tensor-parallel 2 --pipeline-parallel 2", "wants 4 or 8 ranks"),
+        (6, "--tensor-parallel 2 --pipeline-parallel 2", "start 4 or 8 ranks"),
         (3, "--tensor-parallel 3", "choose a --tensor-parallel that divides 4"),
         (2, "--batch 7", "choose a multiple of 2"),
         (2, "--tensor-parallel 2 --pad-vocabulary 257", "choose --pad-vocabulary"),
@@ -29,13 +29,13 @@ def test_bad_input():
         (4, "--pipeline-parallel 4 --pipeline-chunks 2", "a --pipeline-parallel of 2, or --layers 8"),
         (2, "--pipeline-parallel 2 --pipeline-chunks 2 --layers 2",
          "choose a --pipeline-parallel 1 with --pipeline-chunks 1, or --layers 4"),
-        (2, "--pipeline-parallel 2 --pipeline-chunks 2 --batch 1", "wants at least 2 micro-batches"),
-        (2, "--pipeline-parallel 2 --pipeline-chunks 2 --batch 1 --micro-batch auto", "auto: of 1: --pipeline"
-         "-chunks 2 over 2 stages with 1 micro-batches a step: wants at least 2 micro-batches"),
+        (2, "--pipeline-parallel 2 --pipeline-chunks 2 --batch 1", "needs at least 2 micro-batches"),
+        (2, "--pipeline-parallel 2 --pipeline-chunks 2 --batch 1 --micro-batch auto", "not even 1 is "
+         "possible: --pipeline-chunks 2 over 2 stages with 1 micro-batches a step: needs at least 2 micro"),
         (4, "--pipeline-parallel 4 --layers 8 --pipeline-chunks 2 --pipeline-group 5",
          "choose one of 4 6 7 8 12"),
         (2, "--pipeline-chunks 2", "on one pipeline stage"),
-        (2, "--pipeline-parallel 2 --pipeline-group 4", "--pipeline-chunks of 2 or more, or leave it out"),
+        (2, "--pipeline-parallel 2 --pipeline-group 4", "--pipeline-chunks of 2 or more: leave it out"),
         (2, "--pipeline-parallel 2 --pipeline-chunks 2147483647", "over 2 pipeline stages of 2147483647"),
         (1, "--tensor-parallel 65536 --pipeline-parallel 65536", "does not divide the 1 ranks"),
         (2, "--batch 2147483646", "micro-batches a step on each replica"),
@@ -43,10 +43,10 @@ def test_bad_input():
         (1, "--min-learning-rate 1", "is more than --learning-rate"),
         (2, "--ramp-start 3 --ramp-tokens 1000", "a ramp in multiples of 2, or data-parallel ranks of 1 3"),
         (2, "--ramp-start 4 --ramp-increment 3 --ramp-tokens 1000", "does not reach --batch 12"),
-        (2, "--recompute half", "wants none, light or full"),
-        (2, "--graph yes", "calls of MPI cannot be captured"),
-        (2, "--micro-batch automatic", "want a whole number"),
-        (2, "--zero 2", "wants 0 or 1"),
+        (2, "--recompute half", "expected none, light or full"),
+        (2, "--graph yes", "MPI calls cannot be captured"),
+        (2, "--micro-batch automatic", "expected a whole number"),
+        (2, "--zero 2", "expected 0 or 1"),
         (2, "--no-such 2", "unknown option"),
         (2, f"--train {work}/nothing.bin", "cannot be read"),
     ):  # fmt: skip

@@ -34,7 +34,7 @@ PYTHON
     local sum
     sum=$(sha256sum < "$file")
     if [ "${sum%% *}" != "$2" ]; then
-        echo "prepare.sh: $file: has SHA-256 ${sum%% *}, wants $2: remove it and run this again" >&2
+        echo "prepare.sh: $file: has SHA-256 ${sum%% *}, expected $2: remove it and run this again" >&2
         exit 1
     fi
 }

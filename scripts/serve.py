@@ -54,7 +54,7 @@ class Engine:
         first = self.process.stdout.readline()
         if first and not first.startswith("{"):
             self.process.kill()
-            sys.exit(f"serve.py: {' '.join(command)} does not say what it is, but: {first.strip()}")
+            sys.exit(f"serve.py: {' '.join(command)} did not describe itself, but printed: {first.strip()}")
         if not first:
             sys.exit(f"serve.py: {' '.join(command)} ended with {self.process.wait()}: see its message above")
         self.info = json.loads(first)
@@ -172,7 +172,7 @@ class Handler(BaseHTTPRequestHandler):
                 host = re.sub(r":\d+$", "", value.lower()).strip("[]")
                 if self.server.server_address[0] in local and host not in local:
                     self.close_connection = True  # what follows on it is not read
-                    raise Refused(f"{name}: {value}: this server is for this machine alone", 403)
+                    raise Refused(f"{name}: {value}: this server only serves this machine", 403)
             work()
         except Refused as e:
             kind = "invalid_request_error" if e.status < 500 else "server_error"
@@ -210,7 +210,7 @@ class Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit() and len(length) < 19):
             self.close_connection = True
-            raise Refused("wants a Content-Length", 411)
+            raise Refused("missing Content-Length", 411)
         if int(length) > LONGEST_BODY:
             self.close_connection = True
             left = min(int(length), 16 * LONGEST_BODY)  # or a client that still writes sees no answer
@@ -222,7 +222,7 @@ class Handler(BaseHTTPRequestHandler):
         except (ValueError, RecursionError) as e:
             raise Refused(f"the request is not JSON: {e}") from e
         if not isinstance(out, dict):
-            raise Refused("wants a JSON object")
+            raise Refused("expected a JSON object")
         return out
 
     def post(self):
@@ -232,7 +232,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.complete(body)
         if self.path == "/tokenize":
             if not isinstance(body.get("prompt"), str):
-                raise Refused("prompt: wants a text")
+                raise Refused("prompt: expected a string")
             tokens = engine.tokenize(body["prompt"])
             return self.answer(
                 {"tokens": tokens, "count": len(tokens), "max_model_len": engine.info["sequence"]}
@@ -240,7 +240,7 @@ class Handler(BaseHTTPRequestHandler):
 
         if self.path == "/detokenize":
             if not is_tokens(body.get("tokens")):
-                raise Refused("tokens: wants a list of tokens")
+                raise Refused("tokens: expected a list of tokens")
             tokens, pieces = engine.echo(body["tokens"]) if body["tokens"] else ([], [])
             end_of_text = engine.info["end_of_text"]
             data = [END_OF_TEXT.encode() if t == end_of_text else piece for t, piece in zip(tokens, pieces)]
@@ -255,7 +255,7 @@ class Handler(BaseHTTPRequestHandler):
         streams = flag_of(body, "stream")
         options = body.get("stream_options") or {}
         if not isinstance(options, dict):
-            raise Refused("stream_options: wants an object")
+            raise Refused("stream_options: expected an object")
         engine, samples = self.server.engine, request["samples"]
 
         for i, prompt in enumerate(prompts):
@@ -360,14 +360,14 @@ def main():
     )
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on [this machine alone]")
-    parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
+    parser.add_argument("--port", type=int, default=8000, help="0: any free port")
     parser.add_argument("--batch", type=int, default=8, help="texts that are generated at once")
     built = shlex.quote(str(Path(__file__).resolve().parent.parent / "train_gpt"))
-    parser.add_argument("--program", default=built, help="with options of its own, or under mpirun")
+    parser.add_argument("--program", default=built, help="train_gpt with its own options, or under mpirun")
     parser.add_argument("--tokenizer", help="bytes or PATH/vocab.bpe, where the checkpoint has none")
     options = parser.parse_args()
     if not 0 <= options.port <= 65535:
-        parser.error(f"--port {options.port}: wants one from 0 to 65535")
+        parser.error(f"--port {options.port}: must be from 0 to 65535")
     command = [*shlex.split(options.program), "--resume", str(options.checkpoint), "--generate", "-.jsonl"]
     command += ["--tokenizer", options.tokenizer] if options.tokenizer else []
     engine = Engine([*command, "--batch", str(options.batch)])

@@ -78,7 +78,7 @@ has_nccl() { has_mpi && [ -n "$(make -s nccl-folder)" ]; }
 has_corpus() { make -s corpus-found > /dev/null 2>&1; }
 bin=build/cpu-fp32  # the programs that a user without a GPU has
 
-# the builds that a part wants, in the order in which they are made
+# the builds that a part needs, in the order in which they are made
 wanted() {
     case $1 in
         units) echo "$variants" ;;
@@ -385,8 +385,8 @@ iconv -f UTF-8 -t UTF-16LE "$work/lines.jsonl" > "$work/utf16le"
 while read -r file says; do
     refused "$says" $bin/tokenize --vocabulary bytes --output "$work/none" "$work/$file"
 done <<'TABLE'
-text.gz is gzip, wants UTF-8 text: gzip -dc
-utf16 is UTF-16, wants UTF-8 text: iconv
+text.gz is gzip, expected UTF-8 text: gzip -dc
+utf16 is UTF-16, expected UTF-8 text: iconv
 utf16le has a zero byte at offset 1
 empty there is no text
 text.train.bin has a zero byte
@@ -429,21 +429,21 @@ expect "and to it again" $bin/convert --from-checkpoint "$work/back" --to-huggin
 expect "the same bytes" cmp "$work/hf/model.safetensors" "$work/hf2/model.safetensors"
 expect "it trains on" $bin/train_gpt --resume "$work/back" --train "$work/text.train.bin" --batch 4 \
     --steps 2 --save "$work/on"
-refused "stays as it is: say where this run is to save" $bin/train_gpt --resume "$work/back" \
+refused "stays as it is: say where this run should save" $bin/train_gpt --resume "$work/back" \
     --train "$work/text.train.bin" --steps 2
 head -c 5000 "$work/hf/model.safetensors" > "$work/hf2/model.safetensors"
 cp "$work/hf/model.safetensors" "$work/hf/whole"
 refused "truncated" $bin/convert --from-huggingface "$work/hf2" --to "$work/none"
 printf '\377\377\377\377\377\377\377\177' | dd of="$work/hf/model.safetensors" conv=notrunc status=none
-refused "truncated or foreign" $bin/convert --from-huggingface "$work/hf" --to "$work/none"
+refused "truncated, or not safetensors" $bin/convert --from-huggingface "$work/hf" --to "$work/none"
 refused "cannot be read" $bin/convert --from-huggingface "$work/none" --to "$work/none2"
 sed -i 's/"n_embd": 32/"n_embd": 33/' "$work/hf/config.json"
 cp "$work/hf/whole" "$work/hf/model.safetensors"
 refused "does not divide" $bin/convert --from-huggingface "$work/hf" --to "$work/none"
-refused "would be written over" $bin/tokenize --decode "$work/text.train.bin" \
+refused "would overwrite" $bin/tokenize --decode "$work/text.train.bin" \
     --output "$work/text.train.bin"
 printf '{"text": "a"}\n' > "$work/single.jsonl"
-refused "cannot be both: leave the option out" $bin/tokenize --vocabulary bytes --validation 0.5 \
+refused "cannot be in both files: leave the option out" $bin/tokenize --vocabulary bytes --validation 0.5 \
     --output "$work/none" "$work/single.jsonl"
 refused "did you mean --to-huggingface" $bin/convert --to-hugingface x
 count_checks scripts/test_convert.py build/cpu-fp32
@@ -457,25 +457,25 @@ words = {each["word"] for axis in report["words"].values() for group in axis.val
 assert words <= {"aa", "sad"} and report["counted"].startswith("adjectives, by "), words
 assert report["toxicity"]["gender"]["he"] == {"share": 0, "mean": 0}
 PYTHON
-refused "wants one from 0 to 1 for each" biased --samples 1 --tokens 3 --output "$work/bias2" \
+refused "expected one from 0 to 1 for each" biased --samples 1 --tokens 3 --output "$work/bias2" \
     --toxicity "echo 0.5"
 refused "choose one" biased --output "$work/bias2" --toxicity x --toxic-words y
 refused "has no words" biased --output "$work/bias2" --adjectives /dev/null
-refused "wants AXIS | GROUP | PROMPT" biased --output "$work/bias" --lists "$work/lists"
+refused "expected AXIS | GROUP | PROMPT" biased --output "$work/bias" --lists "$work/lists"
 refused "No such file" biased --output "$work/bias" --lists "$work/none"
-refused "wants --plan" $bin/train_gpt --timeline x.json
+refused "requires --plan" $bin/train_gpt --timeline x.json
 refused "start 8, or leave the option out" $bin/train_gpt $run --world-size 8
 refused "choose one of these" $bin/train_gpt $run --trace "$work/x.json" --trace-step 6
 refused "cannot be written" $bin/train_gpt $run --trace "$work/nowhere/x.json"
 refused "does not go with --plan" $bin/train_gpt --plan --trace x.json
 refused "cannot be written" $bin/train_gpt $run --record "$work/nowhere/x.jsonl"
-refused "wants three steps at least" $bin/train_gpt $run --steps 2 --profile
+refused "at least three steps are needed" $bin/train_gpt $run --steps 2 --profile
 refused "give --plan without published" $bin/train_gpt --plan published --hosts x
 refused "cannot be written" $bin/train_gpt --plan --timeline "$work/nowhere/x.json"
 # a published vocabulary and a text, fetched: whole, cut, absent
 mkdir "$work/mirror"
 printf 'cut off' > "$work/mirror/vocab.bpe"
-refused "has SHA-256 .*, wants 1ce1664773c50f3e" env PREPARE_FROM="file://$work/mirror" \
+refused "has SHA-256 .*, expected 1ce1664773c50f3e" env PREPARE_FROM="file://$work/mirror" \
     bash scripts/prepare.sh gpt2 "$work/prepared"
 rm "$work/prepared/vocab.bpe"
 refused "without a network, copy the file to $work/prepared/vocab.bpe" \
@@ -563,7 +563,7 @@ TABLE
     refused "--shots 4: $data/tasks/hans has 3 documents" $bin/tasks --task hans --from $data/tasks/hans \
         --vocabulary bytes \
         --output "$work/none.eval" --shots 4
-    refused "wants the folder that holds valid-labels.lst" $bin/tasks --task piqa \
+    refused "expected the folder that holds valid-labels.lst" $bin/tasks --task piqa \
         --from $data/tasks/piqa/valid.jsonl \
         --vocabulary bytes --output "$work/none.eval"
     refused "has no \"text\": is this the task's file" $bin/tasks --task lambada \

@@ -65,7 +65,7 @@ try:
     run(command("first", "--steps", 3, "--save", "run", tuning="zero"))
     run(command("then", "--steps", 6, "--resume", "run", tuning="one"))
     got = {**losses("first"), **losses("then")}
-    check(got == want, f"a resumed run keeps its checkpoint's choices: {got}, wants {want}")
+    check(got == want, f"a resumed run keeps its checkpoint's choices: {got}, expected {want}")
 
     if shutil.which("mpirun"):
         # two data-parallel ranks in folders of their own, where --tuning means another file

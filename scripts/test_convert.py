@@ -119,7 +119,7 @@ def make_model(work):
     with zipfile.ZipFile(torch_saved, "w") as archive:
         archive.writestr("archive/data.pkl", b"")
     refused(
-        "is what torch.save writes, wants safetensors: make it by",
+        "was written by torch.save, expected safetensors: make it with",
         *f"--from-nanogpt {torch_saved} --heads 2 --to {work}/none".split()
     )
     return exported
@@ -154,7 +154,7 @@ def test_llmc(work, tensors):
         (whole + b"more", "truncated or damaged: has"),
         (whole[:500], "is not a model file of llm.c"),
         (patch(0, 20240520), "is not a model file of llm.c"),
-        (patch(1, 1), "has version 1, wants 3"),
+        (patch(1, 1), "has version 1, expected 3"),
         (patch(4, -1), "is damaged: has -1"),
         (patch(4, 2**30), "is damaged: has 1073741824"),
         (patch(5, 5), "is damaged: V 257"),
@@ -173,7 +173,7 @@ def test_llmc(work, tensors):
     refused("truncated or damaged", "--from-llmc", f"{work}/damaged.bin", "--to", f"{work}/none")
     refused("already holds checkpoints", "--from-llmc", f"{work}/fp32.bin", "--to", f"{work}/own")
     refused(
-        "wants fp32 or bf16", "--from-checkpoint", f"{work}/own", "--to-llmc", f"{work}/x", "--dtype", "fp8"
+        "fp32 or bf16", "--from-checkpoint", f"{work}/own", "--to-llmc", f"{work}/x", "--dtype", "fp8"
     )
 
 
@@ -184,7 +184,7 @@ def test_nanogpt(work, tensors):
     path = f"{work}/nano.safetensors"
     write_safetensors(path, state)
     said = good("convert", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/nano")
-    check("computes GELU by erf" in said, "the difference is said")
+    check("GELU uses erf" in said, "the difference is said")
     check(export(work, "nano") == tensors, "a model of nanoGPT is the same to the last bit")
     # rows that are no tokens, as nanoGPT has them behind GPT-2's
     padded = ([V + 7, C], linear["wte.weight"][1] + [0.5] * 7 * C)
@@ -205,7 +205,7 @@ def test_nanogpt(work, tensors):
     }
     check(export(work, "nano-0") == want, "biases that are not there are 0")
     refused("--heads 5 does not divide", "--from-nanogpt", path, "--heads", 5, "--to", f"{work}/none")
-    refused("wants --heads", "--from-nanogpt", path, "--to", f"{work}/none")
+    refused("requires --heads", "--from-nanogpt", path, "--to", f"{work}/none")
     strange = {**state, "_orig_mod.transformer.h.0.attn.rotary.inv_freq": ([4], [0.0] * 4)}
     write_safetensors(path, strange)
     refused("h.0.attn.rotary.inv_freq, which is not GPT-2's", "--from-nanogpt", path, "--heads", NH, "--to",
@@ -227,7 +227,7 @@ def test_nanogpt(work, tensors):
     good("convert", "--from-checkpoint", f"{work}/own", "--to-huggingface", folder)
     os.rename(f"{folder}/model.safetensors", f"{work}/whole")
     open(f"{folder}/model.safetensors.index.json", "w").close()
-    refused("the model is in several files, wants one", "--from-huggingface", folder, "--to", f"{work}/none")
+    refused("is in several files, expected one", "--from-huggingface", folder, "--to", f"{work}/none")
     os.rename(f"{work}/whole", f"{folder}/model.safetensors")
     config = json.load(open(f"{folder}/config.json"))
     del config["tie_word_embeddings"]
@@ -361,7 +361,7 @@ def test_megatron(work, tensors):
 
 def test_options(work, _tensors):
     for options in ([], ["--from-checkpoint", f"{work}/own"], ["--to", f"{work}/x"]):
-        refused("wants a model to read and one to write", *options)
+        refused("expected a model to read and one to write", *options)
     refused("--heads does not go with", "--from-llmc", "a", "--to", "b", "--heads", 3)
     refused("--dtype does not go with", "--from-checkpoint", "a", "--to-huggingface", "b", "--dtype", "fp32")
     refused("--from-llmc does not go with", "--from-huggingface", "a", "--from-llmc", "b", "--to", "c")

@@ -259,26 +259,26 @@ check(typed.returncode == 0 and out.startswith(want.stdout) and "\ncd" in out, f
 
 # what is refused, once
 for extra, message in (
-    (["--evaluate", f"{text}.txt"], "is no evaluation file"),
+    (["--evaluate", f"{text}.txt"], "is not an evaluation file"),
     (["--evaluate", f"{work}/none.eval"], "cannot be read"),
     (["--evaluate", f"{work}/own.eval", "--generate", "a"], "give one of them"),
     (["--generate", f"{work}/none.jsonl"], "cannot be read"),
     (["--generate", f"{work}/own.jsonl"], "line 1: has no \"prompt\""),
-    (["--generate", f"{work}/bad.jsonl"], "bad.jsonl line 2: \"top_q\": wants prompt, answer, samples"),
-    (["--generate", f"{work}/bad2.jsonl"], "bad2.jsonl line 1: --temperature -1: want"),
-    (["--results", "x"], "wants --evaluate FILE.eval"),
-    (["--evaluate", f"{work}/own.eval", f"{work}/own.eval"], "another file has own already"),
+    (["--generate", f"{work}/bad.jsonl"], "bad.jsonl line 2: \"top_q\": expected prompt, answer, samples"),
+    (["--generate", f"{work}/bad2.jsonl"], "bad2.jsonl line 1: --temperature -1: expected"),
+    (["--results", "x"], "requires --evaluate FILE.eval"),
+    (["--evaluate", f"{work}/own.eval", f"{work}/own.eval"], "another file already has the name own"),
     (["--evaluate", f"{work}/own.eval", "--results", f"{work}/nowhere/x"], "cannot be written"),
-    (["--evaluate", f"{work}/own.eval", "--results", f"{work}/own.eval.txt"], "exists, and holds no results"),
+    (["--evaluate", f"{work}/own.eval", "--results", f"{work}/own.eval.txt"], "exists, but holds no results"),
     (["--evaluate", f"{work}/own.eval", "--pipeline-chunks", "2"], "on one pipeline stage"),
-    (["--generate", f"{work}/bad3.jsonl"], "bad3.jsonl line 1: \"top_p\" 1.5: wants at most 1"),
+    (["--generate", f"{work}/bad3.jsonl"], "bad3.jsonl line 1: \"top_p\" 1.5: must be at most 1"),
     (["--generate", f"{work}/bad4.jsonl"], "bad4.jsonl line 1: \"stop\" has an empty string"),
     (
         ["--evaluate", f"{work}/long.eval", "--long-continuations", "refuse"],
         "long.jsonl line 1 has a continuation of 33 tokens, the model takes 32",
     ),
     (["--evaluate", f"{work}/long.eval"], "every document has a continuation of more than the 32 tokens"),
-    (["--evaluate", f"{work}/gpt.eval"], "has a vocabulary of 300, the model of 257"),
+    (["--evaluate", f"{work}/gpt.eval"], "has vocabulary size 300, the model 257"),
 ):
     open(f"{work}/bad.jsonl", "w").write('{"prompt": "a"}\n{"prompt": "a", "top_q": 1}\n')
     open(f"{work}/own.eval.txt", "w").write("a text\n")

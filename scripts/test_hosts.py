@@ -121,7 +121,7 @@ def layouts(hosts, wanted):
     traced = ["--trace", WORK / "trace.json"]
     said, code = hosts.mpirun(1, ["--train", DATA, *grid, "--metrics", WORK / "one.jsonl", *traced], ranks=4)
     check(code == 0 and near(losses("one"), wanted), f"tensor groups over two hosts: {said[-600:]}")
-    note = "2 of 2 tensor-parallel groups of 2 lie on more than one host (rank 0 on h1 and rank 1 on h2)"
+    note = "2 of 2 tensor-parallel groups of 2 span more than one host (rank 0 on h1 and rank 1 on h2)"
     check(note in said, f"it is noted: {said[-600:]}")
     events = [e for e in json.loads((WORK / "trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
     ends = [e["ts"] + e["dur"] for e in events]

@@ -129,7 +129,7 @@ def check_faults():
     # with room for one call at a time the neighbours of a pipeline wait for one another: the stand-in says so
     done = start(program, 4, arguments, NCCL_ON_CPU_RESIDENT="1")
     good = done.returncode != 0 and "a deadlock, no rank can go on" in done.stderr
-    check(good and "for want of room on the device" in done.stderr, f"no room: {done.stderr[-700:]}")
+    check(good and "because the device has no room" in done.stderr, f"no room: {done.stderr[-700:]}")
 
     # a rank has at most six calls on the device at once: with room for them no group waits for another
     for more in ({}, {"pipeline-chunks": 2}, {"pipeline-chunks": 2, "pipeline-group": 4}):
@@ -139,7 +139,7 @@ def check_faults():
     check_stopped_rank(program, arguments)
 
     # behind a kernel that does not end all hosts answer: what they say is where all of a call's ranks wait
-    come = r"all ranks answer, and all of its ranks have come to call \d+ of group (.*?):"
+    come = r"all ranks answer, and all ranks of this group have reached call \d+ of group (.*?):"
     done = start(program, 4, [*arguments, "--comm-timeout", "3"], NCCL_ON_CPU_HANG="2:200")
     named = re.findall(come, done.stderr)
     good = done.returncode != 0 and named and all(" 2" in group for group in named)
@@ -156,7 +156,7 @@ def check_faults():
     told = []
     for number in (60, 70, 80):
         done = start(program, 2, pipeline, NCCL_ON_CPU_HANG=f"1:{number}")
-        told += re.findall(r"all ranks answer, and (wait in different|all of its ranks)", done.stderr)
+        told += re.findall(r"all ranks answer, and (wait in different|all ranks of this group)", done.stderr)
         check(done.returncode != 0 and "all ranks answer" in done.stderr, f"a stage: {done.stderr[-900:]}")
     check("wait in different" in told, f"two calls of neighbouring stages: {told}")
 
@@ -208,7 +208,7 @@ def check_one_device():
             wanted = {
                 (name, "8" if name in limited else "32") for name in limited | {"world", "tensor", "tied"}
             }
-            check(limits == wanted, f"SMs of communicators: {limits}, wants {wanted}")
+            check(limits == wanted, f"SMs of communicators: {limits}, expected {wanted}")
 
 
 if "--faults" not in sys.argv:

@@ -122,7 +122,7 @@ def test_scores(work):
             for choice, (context, end, likelihood, greedy) in zip(all_at_once["choices"], want):
                 got, likeliest = score(choice, context)
                 close = abs(got - likelihood) < 1e-8 * max(1, abs(likelihood))
-                check(close and likeliest == greedy, f"{context}|{end}: {got}, wants {likelihood}")
+                check(close and likeliest == greedy, f"{context}|{end}: {got}, expected {likelihood}")
             tokens = list((want[0][0] + want[0][1]).encode())
             status, one = server.ask({"prompt": tokens, **scored})
             same = one["choices"][0]["logprobs"] == all_at_once["choices"][0]["logprobs"]
@@ -135,7 +135,7 @@ def test_scores(work):
             check(thrice["prompt_tokens"] == 2 and 3 <= thrice["completion_tokens"] <= 6, f"n: {thrice}")
             greedy = {"prompt": "ab a", "temperature": 0}
             usual = server.ask(greedy)[1]["usage"]["completion_tokens"]
-            check(usual == 16, f"{usual} tokens, wants 16 where nothing else is said")
+            check(usual == 16, f"{usual} tokens, expected 16 where nothing else is said")
             firsts = [server.text(**greedy, max_tokens=1, repetition_penalty=by) for by in (1, 1000)]
             check(firsts[0] == "b" and firsts[1] not in "ab ", f"a token of the prompt again: {firsts}")
 
@@ -170,7 +170,7 @@ def test_harness(work):
         for (likelihood, likeliest), (context, end, wanted, greedy) in zip(got, want):
             close = abs(likelihood - wanted) < 1e-8 * max(1, abs(wanted))
             check(
-                close and likeliest == greedy, f"the harness: {context}|{end}: {likelihood}, wants {wanted}"
+                close and likeliest == greedy, f"the harness: {context}|{end}: {likelihood}, not {wanted}"
             )
         until = Instance("generate_until", {}, ("ab ab", {"until": [" "], "max_gen_toks": 9}), 0)
         text = client.generate_until([until])[0]
@@ -198,12 +198,12 @@ def test_texts(work):
         for body, text in zip(asked, want):
             status, whole = server.ask(body)
             choice = whole["choices"][0]
-            check(status == 200 and plain(choice["text"]) == plain(text), f"{body}: {choice}, wants {text!r}")
+            check(status == 200 and plain(choice["text"]) == plain(text), f"{body}: {choice}, not {text!r}")
             check(choice["finish_reason"] in ("stop", "length"), f"{body}: {choice['finish_reason']}")
             _, events = server.ask({**body, "stream": True, "stream_options": {"include_usage": True}})
             parts = [json.loads(event) for event in events[:-1]]
             check(events[-1] == "[DONE]", f"{body}: a stream ends with {events[-1]}")
-            check(parts[-1]["usage"] == whole["usage"], f"{body}: {parts[-1]}, wants {whole['usage']}")
+            check(parts[-1]["usage"] == whole["usage"], f"{body}: {parts[-1]}, expected {whole['usage']}")
             joined = "".join(part["choices"][0]["text"] for part in parts[:-1])
             check(joined == choice["text"], f"{body}: in a stream {joined!r}, whole {choice['text']!r}")
             check(len(parts) > 5 or "stop" in body, f"{body}: a stream of {len(parts)} parts")
@@ -235,23 +235,23 @@ def test_refused(work):
     with Served(work) as server:
         for body, status, says in (
             (b"{", 400, "is not JSON"),
-            (b"[]", 400, "wants a JSON object"),
+            (b"[]", 400, "expected a JSON object"),
             (b"[" * 100000, 400, "is not JSON"),
-            ({"prompt": 5}, 400, "prompt: wants a text"),
-            ({"prompt": []}, 400, "prompt: wants a text"),
-            ({"prompt": [1, "a"]}, 400, "prompt: wants a text"),
+            ({"prompt": 5}, 400, "prompt: expected a string"),
+            ({"prompt": []}, 400, "prompt: expected a string"),
+            ({"prompt": [1, "a"]}, 400, "prompt: expected a string"),
             ({"prompt": [1, 257]}, 400, "has token 257: the vocabulary has 0 to 256"),
             ({"prompt": [-1]}, 400, "has token -1"),
             ({"prompt": "a" * 301}, 400, "has 301 tokens, the model takes 300"),
             ({"prompt": "a", "max_tokens": -1}, 400, "max_tokens: has -1"),
             ({"prompt": "a", "max_tokens": True}, 400, "max_tokens: has true"),
-            ({"prompt": "a", "max_tokens": 1.5}, 400, "wants a whole number"),
+            ({"prompt": "a", "max_tokens": 1.5}, 400, "expected a whole number"),
             ({"prompt": "a", "temperature": "hot"}, 400, 'temperature: has "hot"'),
             ({"prompt": "a", "top_p": 0}, 400, "top_p: has 0"),
             ({"prompt": "a", "logprobs": 21}, 400, "logprobs: has 21"),
-            ({"prompt": "a", "stop": [""]}, 400, "stop: wants a text"),
-            ({"prompt": "a", "stop": ["b"] * 17}, 400, "stop: wants at most 16 texts"),
-            ({"prompt": "a", "stream": True, "stream_options": [1]}, 400, "stream_options: wants an object"),
+            ({"prompt": "a", "stop": [""]}, 400, "stop: expected a string"),
+            ({"prompt": "a", "stop": ["b"] * 17}, 400, "stop: expected at most 16 strings"),
+            ({"prompt": "a", "stream": True, "stream_options": [1]}, 400, "stream_options: expected an"),
             ({"prompt": "a", "stream": 1.5}, 400, "stream: has 1.5"),
             ({"prompt": "a", "best_of": 4}, 400, "best_of: is not supported"),
             ({"prompt": "a", "colour": 4}, 400, "colour: unknown"),
@@ -268,7 +268,7 @@ def test_refused(work):
         check(server.ask({"prompt": "a"}, Host="evil.example")[0] == 403, "another Host is refused")
         for origin, status in (("https://evil.example", 403), ("null", 403), ("http://localhost:3000", 200)):
             got = server.ask({"prompt": "a"}, Origin=origin)[0]
-            check(got == status, f"a page of {origin}: {got}, wants {status}")
+            check(got == status, f"a page of {origin}: {got}, expected {status}")
         check(server.ask({"prompt": "a"}, Host=f"LOCALHOST:{server.port}")[0] == 200, "a Host in capitals")
         body = b'{"prompt": "a", "max_tokens": 3, "temperature": 0, "stream": true}'
         with socket.create_connection(("127.0.0.1", server.port), 60) as old:

@@ -22,7 +22,7 @@ try:
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 except ImportError:
-    sys.exit("to_tensorboard.py: the package tensorboard is not here: python3 -m pip install tensorboard")
+    sys.exit("to_tensorboard.py: package tensorboard is not installed: python3 -m pip install tensorboard")
 
 
 SUFFIX = ".train_gpt"

@@ -311,8 +311,8 @@ void transport_group_end() {
 
 void post(const Call& c) {
     if (c.whole() > INT_MAX)
-        fail("%s: %ld values, MPI counts to %d in a call: build with COMM=nccl, or raise --tensor-parallel",
-             c.label, c.whole(), INT_MAX);
+        fail("%s: %ld values, but MPI takes at most %d per call: build with COMM=nccl, or raise "
+             "--tensor-parallel", c.label, c.whole(), INT_MAX);
     switch (c.kind) {
         case Collective::AllReduce: return all_reduce(c);
         case Collective::ReduceScatter: return reduce_scatter(c);

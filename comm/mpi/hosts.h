@@ -49,9 +49,9 @@ inline std::string host_notes(const std::vector<std::string>& hosts, int t, int 
                          hosts[other].c_str());
     }
     if (straddling)
-        notes = text("note: %d of %d tensor-parallel groups of %d lie on more than one host (%s): every "
-                     "layer waits for the network: start a multiple of %d ranks on each host, one host after "
-                     "the other, or lower --tensor-parallel\n", straddling, groups, t, apart.c_str(), t);
+        notes = text("note: %d of %d tensor-parallel groups of %d span more than one host (%s), so every "
+                     "layer waits for the network: fill one host after the other, each with a multiple of %d "
+                     "ranks, or lower --tensor-parallel\n", straddling, groups, t, apart.c_str(), t);
     if (!devices) return notes;
 
     std::map<std::string, int> ranks;
@@ -60,8 +60,8 @@ inline std::string host_notes(const std::vector<std::string>& hosts, int t, int 
         if (n > devices && crowds++ == 0) crowded = text("%s has %d ranks", host.c_str(), n);
     if (crowds > 1) crowded += text(", and %d more host%s too many,", crowds - 1, crowds == 2 ? "" : "s");
     if (crowds)
-        notes += text("note: ranks share GPUs: %s for %d GPU%s: NCCL refuses this, others are slow: start at "
-                      "most %d on a host\n", crowded.c_str(), devices, devices == 1 ? "" : "s", devices);
+        notes += text("note: ranks share GPUs: %s for %d GPU%s: NCCL refuses this, MPI is slow: start at "
+                      "most %d per host\n", crowded.c_str(), devices, devices == 1 ? "" : "s", devices);
     return notes;
 }
 

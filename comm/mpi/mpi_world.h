@@ -113,8 +113,8 @@ std::string describe_hang(const std::map<int, Answer>& answers) {
             return found != answers.end() && call_of(found->second.where) == call_of(answer.where);
         };
         if (std::all_of(answer.members.begin(), answer.members.end(), is_there))
-            return text("all ranks answer, and all of its ranks have come to %s: the device of one of them "
-                        "hangs before it, or the network between them\n", answer.where.c_str());
+            return text("all ranks answer, and all ranks of this group have reached %s: the device of one of "
+                        "them hangs before it, or the network between them\n", answer.where.c_str());
     }
     return "all ranks answer, and wait in different calls: each for another, or for a device that hangs:\n";
 }
@@ -246,7 +246,7 @@ bool launched() {
         if (getenv(name)) return true;
     const char* tasks = getenv("SLURM_STEP_NUM_TASKS");
     if (tasks && atoi(tasks) > 1)
-        fail("srun started %s tasks, but told MPI of none: each would train alone: start with srun "
+        fail("srun started %s tasks, but MPI sees none of them, so each would train alone: start with srun "
              "--mpi=pmix (SLURM_MPI_TYPE=pmix under launch_slurm.sh; srun --mpi=list says what this Slurm "
              "has)", tasks);
     return false;
@@ -285,8 +285,8 @@ void start_mpi(int* argc, char*** argv) {
     for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
         const char* size = getenv(name);
         if (size && atoi(size) > 1 && world_size() == 1)
-            fail("started as %s ranks, but this program's MPI sees one, and each would train alone: start it "
-                 "with the mpirun of the MPI that it was built with (MPICXX), or build it with the other's",
+            fail("started as %s ranks, but this program's MPI sees only one, so each would train alone: use "
+                 "the mpirun of the MPI that it was built with (MPICXX), or rebuild it with the other MPI",
                  size);
         if (size) break;
     }

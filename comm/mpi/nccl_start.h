@@ -1,6 +1,6 @@
 // nccl_start.h   how NCCL's communicators are made: with a timeout, and connected before the first step
 //   Calls that run beside kernels (of data-parallel and pipeline groups) may take few of the device's SMs:
-//   cuBLASLt's GEMMs want all of them at once, and a GEMM that lacks one waits for it. NCCL would take up to
+//   cuBLASLt's GEMMs need all of them at once, and a GEMM that lacks one waits for it. NCCL would take up to
 //   32; its variable NCCL_MAX_CTAS overrides this choice.
 //   TRAIN_GPT_SHARE_GPU=1, for checks on a machine with one GPU: NCCL refuses two ranks on one device of one
 //   host, so each rank calls itself a host. They then communicate by sockets, slowly.
@@ -92,8 +92,8 @@ void share_gpu() {
     setenv("NCCL_SOCKET_IFNAME", "lo", 0);
     setenv("NCCL_IB_DISABLE", "1", 0);
     if (world_rank() == 0)
-        fprintf(stderr, "note: TRAIN_GPT_SHARE_GPU=1: ranks may share a GPU, and NCCL takes each for a host "
-                        "of its own: for checks, slow\n");
+        fprintf(stderr, "note: TRAIN_GPT_SHARE_GPU=1: ranks may share a GPU, and NCCL treats each as a "
+                        "separate host: slow, for checks only\n");
 }
 
 }  // namespace

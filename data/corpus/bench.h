@@ -40,7 +40,7 @@ struct BenchPages {
     JusText rules;
 
     explicit BenchPages(const std::string& path) : path(path) {
-        if (path.empty()) printf("no WARC file was given: pages of generated text\n");
+        if (path.empty()) printf("no WARC file was given: using pages of generated text\n");
         for (int i = 0; i < 20 && path.empty(); i++) {
             std::string page = "<html><head><title>x</title></head><body>";
             for (auto& part : parts_of(Bench::generated_text(30000), '\n'))

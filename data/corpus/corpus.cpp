@@ -48,7 +48,7 @@ const StepForm forms[] = {
      [](const Ranks& r, A a) { tokens(r, a.settings, a.corpus, a.output()); }},
     {"report", "FOLDER", "what each set lost at each step (report.md)", "",
      [](const Ranks& r, A a) { r.together([&] { return r.first() ? (report(a.words[0]), 0) : 0; }); }},
-    {"run", "corpus.conf", "all of it, in this order; resumes where it stopped", "", run_all},
+    {"run", "corpus.conf", "all of these, in this order; resumes where it stopped", "", run_all},
     {"bench", "[FILE.warc.gz]", "speed of each step's inner loop on this core", "",
      [](const Ranks&, A a) { bench(a.words.empty() ? "" : a.words[0]); }},
 };
@@ -78,7 +78,7 @@ std::string help() {
 }
 
 const StepForm& find_form(std::vector<std::string>& words) {
-    if (words.empty()) fail("wants a step (--help lists them)");
+    if (words.empty()) fail("expected a step (--help lists them)");
     std::vector<std::string> known;
     for (auto& f : forms) {
         std::vector<std::string> name = parts_of(f.name, ' ');
@@ -106,7 +106,7 @@ void check_run(Command& command) {
     files_of(s.get("negatives"), command.corpus);
     std::filesystem::path pairs = s.get("pairs");
     if (!pairs.empty() && !pairs.parent_path().empty() && !std::filesystem::is_directory(pairs.parent_path()))
-        fail("--pairs %s: there is no such folder: make it", pairs.c_str());
+        fail("--pairs %s: there is no such folder: create it", pairs.c_str());
 }
 
 const StepForm& parse(int argc, char** argv, Command& command) {
@@ -128,14 +128,14 @@ const StepForm& parse(int argc, char** argv, Command& command) {
             fail("--%s: is for %s, not for %s", o.name, steps_of(o).c_str(), form.name);
 
     if ((runs || command.step == "report") && command.words.size() != 1)
-        fail("%s wants one %s", form.name, form.takes);
+        fail("%s: expected one %s", form.name, form.takes);
     if (runs) {
         read_corpus_config(command.words[0], command.settings, command.corpus);
         check_run(command);
     }
 
     for (auto& option : parts_of(form.needs, ' '))
-        command.settings.need(option.c_str(), "(--help explains it)");
+        command.settings.need(option.c_str(), "VALUE");
 
     for (size_t i = 0; files && i < command.words.size(); i++) {
         const std::string& word = command.words[i];
@@ -146,7 +146,7 @@ const StepForm& parse(int argc, char** argv, Command& command) {
     }
 
     if (files && command.corpus.files.empty())
-        fail("%s wants files: SET=PATTERN… (--help explains)", form.name);
+        fail("%s: missing files SET=PATTERN… (--help explains)", form.name);
     command.corpus.finish();
     return form;
 }

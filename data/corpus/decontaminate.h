@@ -283,7 +283,7 @@ inline void count_hits(const Ranks& ranks, const Settings& settings, const Corpu
         for (size_t at = 0; at < file.size; at += 16) {
             uint64_t k = file.read<uint64_t>(at, "a key"), n = file.read<uint64_t>(at + 8, "its hits");
             if (k >= keys.keys.size())
-                fail("%s: is of other keys: remove it and start again", f.path.c_str());
+                fail("%s: is for other keys: remove it and start again", f.path.c_str());
             keys.keys[k].hits += (int64_t)n;
         }
     }

@@ -255,7 +255,7 @@ int main(int argc, char** argv) {
     if (argc < 3) {
         fprintf(
             stderr,
-            "fuzz_corpus: wants TARGET SECONDS [FILE…]; targets: warc documents tokens settings text all\n");
+            "fuzz_corpus: give TARGET SECONDS [FILE…]; targets: warc documents tokens settings text all\n");
         return 1;
     }
     bool any = false;

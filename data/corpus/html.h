@@ -77,7 +77,7 @@ struct ParagraphMaker {
         };
 
         context = htmlNewParserCtxt();
-        if (!context) fail("no memory to parse a page of %zu bytes", page.size());
+        if (!context) fail("not enough memory to parse a page of %zu bytes", page.size());
         htmlSAXHandler* given = context->sax;
         context->sax = &events;
         context->userData = this;
@@ -233,7 +233,7 @@ struct StopWords {
     explicit StopWords(const std::string& path) {  // "": the English ones that are built in
         std::string all = path.empty() ? english_stopwords : std::string(WholeFile(path).text());
         for_words(all, [&](std::string_view word) { words.insert(lower_word(word)); });
-        if (words.empty()) fail("%s: has no words: wants one a line", path.c_str());
+        if (words.empty()) fail("%s: has no words: expected one per line", path.c_str());
     }
 
     uint64_t fingerprint() const {

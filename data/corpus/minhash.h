@@ -27,7 +27,7 @@ struct MinHash {
           n(bands * rows),
           shingle((int)s.whole("shingle")),
           fast(s.yes("fast")) {
-        if (n > 65536) fail("--bands %d --rows %d: wants at most 65536 min-hashes", bands, rows);
+        if (n > 65536) fail("--bands %d --rows %d: at most 65536 min-hashes are possible", bands, rows);
         for (int i = 0; i < (n + lanes - 1) / lanes * lanes; i++) {
             Philox r = philox(1, purpose("min-hash"), (uint64_t)i);
             a.push_back(r.x[0] | 1);
@@ -163,7 +163,7 @@ struct SignatureFile {
         memcpy(&documents, header + 16, 8);
         uint64_t bytes = (uint64_t)info.st_size;
         if (n < 1 || documents > bytes || bytes != 24 + documents * (uint64_t)n * 4)
-            refuse("has another length than its header says");
+            refuse("is not as long as its header says");
     }
 
     SignatureFile(const SignatureFile&) = delete;

@@ -61,19 +61,19 @@ struct Classifier {
     explicit Classifier(const std::string& path) : hash(Stage::whole_hash(path)) {
         if (access((path + ".about.json").c_str(), F_OK) != 0)
             fail(
-                "%s: is no classifier of ours: %s.about.json is missing; make it with ./corpus quality train",
+                "%s: was not made by ./corpus quality train: %s.about.json is missing; make one with it",
                 path.c_str(), path.c_str());
 
         WholeFile about(path + ".about.json");
         Json said = Json::parse(about.view(), about.path);
         if (said.at("hash", about.path).string(about.path) != Stage::hex(hash))
-            fail("%s: is not the classifier that %s is about: damaged; make it with ./corpus quality train",
+            fail("%s: is not the classifier that %s describes: damaged; make it with ./corpus quality train",
                  path.c_str(), about.path.c_str());
 
         try {
             model.loadModel(path);
         } catch (const std::exception& e) {
-            fail("%s: is no classifier: %s; make it with ./corpus quality train", path.c_str(), e.what());
+            fail("%s: is not a classifier: %s; make one with ./corpus quality train", path.c_str(), e.what());
         }
 
         for (int32_t i = 0; i < model.getDictionary()->nlabels(); i++)
@@ -165,7 +165,7 @@ inline void train_on(const std::string& lines, const Settings& settings, const s
     // fastText does not say when the disk is full
     double rows = (double)model.getInputMatrix()->size(0) + (double)model.getOutputMatrix()->size(0);
     if ((double)std::filesystem::file_size(path + ".partial") < 4.0 * a.dim * rows)
-        fail("%s: could not be written whole: is the disk full?", path.c_str());
+        fail("%s: could not be written completely: is the disk full?", path.c_str());
     if (rename((path + ".partial").c_str(), path.c_str())) fail("%s: %s", path.c_str(), strerror(errno));
 }
 
@@ -199,7 +199,7 @@ inline void balance(std::array<TrainingSet, 2>& sets, const Settings& settings) 
     for (auto& s : sets) {
         s.each(settings, [&](Document&) { s.documents++; });
         if (s.documents < 20)
-            fail("%lld %s documents: the classifier wants 20 of each; give --%ss other files",
+            fail("%lld %s documents: the classifier needs at least 20 of each; give --%ss other files",
                  (long long)s.documents, s.label, s.label);
     }
     for (int i = 0; i < 2; i++)

@@ -27,7 +27,7 @@ inline std::vector<StepCounts> read_step_counts(const std::string& folder) {
             for (auto& [name, n] : counts.members) out.back().sets[set][name] = (int64_t)n.number(path);
     }
     if (out.empty())
-        fail("%s: holds no step's counts: wants the output folder of ./corpus run", folder.c_str());
+        fail("%s: holds no step's counts: expected the output folder of ./corpus run", folder.c_str());
     return out;
 }
 

@@ -24,9 +24,9 @@ inline const std::vector<CorpusOption> corpus_options = {
       "maximum bytes of a document's line; longer ones are counted and skipped", "268435456", 1, 4e9},
      "clean train score filter dedup decontaminate tokens minhash encode count-hits"},
     {{"unreadable", OptionForm::Number,
-      "share of a set's lines that may be no documents before a step ends with an error", "0.1", 0, 1},
+      "share of a set's lines that may be unreadable before a step ends with an error", "0.1", 0, 1},
      "clean score filter dedup decontaminate tokens"},
-    {{"longest-page", OptionForm::Whole, "maximum bytes of a page, decoded, or of its record; likewise",
+    {{"longest-page", OptionForm::Whole, "maximum bytes of a decoded page or its record; skips longer ones",
       "16777216", 1, 1e9}, "extract"},
     {{"compress", OptionForm::Text, "compression of the documents written: zst, gz or none", "zst"},
      "extract clean score filter dedup decontaminate"},
@@ -57,7 +57,7 @@ inline const std::vector<CorpusOption> corpus_options = {
      "train"},
     {{"pareto", OptionForm::Number, "alpha: a document is kept with probability (2 - score)^-alpha", "3",
       0.01, 1000}, "filter"},
-    {{"bands", OptionForm::Whole, "LSH bands: two documents are compared if any of their bands is equal",
+    {{"bands", OptionForm::Whole, "LSH bands: two documents are compared if any of their bands are equal",
       "20", 1, 1000}, "minhash dedup"},
     {{"rows", OptionForm::Whole, "min-hashes per band", "13", 1, 1000}, "minhash dedup"},
     {{"shingle", OptionForm::Whole, "shingle length in characters", "24", 1, 10000}, "minhash dedup"},
@@ -117,7 +117,7 @@ struct Settings {
     }
 
     std::string need(const char* name, const char* wants) const {
-        if (get(name).empty()) fail("wants --%s %s (--help explains)", name, wants);
+        if (get(name).empty()) fail("missing --%s %s (--help explains)", name, wants);
         return get(name);
     }
 
@@ -134,7 +134,7 @@ struct Settings {
         std::string value = get(name), all;
         for (auto& k : known) all += (all.empty() ? "" : " or ") + k;
         if (std::find(known.begin(), known.end(), value) == known.end())
-            fail("--%s %s: wants %s", name, value.c_str(), all.c_str());
+            fail("--%s %s: expected %s", name, value.c_str(), all.c_str());
         return value;
     }
 
@@ -190,21 +190,21 @@ struct Corpus {
     void add(const std::string& set, bool warc, double weight, const std::string& pattern) {
         for (char c : set)
             if (!isalnum((unsigned char)c) && !strchr("-_", c))
-                fail("set %s: wants a name of letters, digits, - and _", set.c_str());
+                fail("set %s: expected a name of letters, digits, - and _", set.c_str());
         for (const char* ours :
              {"minhash", "hits", "encoded", "removed"})  // stand beside the folders of sets
-            if (set == ours) fail("set %s: this name is the program's own: give another", ours);
-        if (set.empty()) fail("%s: wants a name for its set", pattern.c_str());
+            if (set == ours) fail("set %s: this name is reserved: choose another", ours);
+        if (set.empty()) fail("%s: expected a name for its set", pattern.c_str());
 
         int at = find(set);
         if (at < 0) {
             at = (int)sets.size();
             sets.push_back({set, warc, weight});
         }
-        if (sets[at].warc != warc) fail("set %s: has WARC and JSONL files: make it two sets", set.c_str());
+        if (sets[at].warc != warc) fail("set %s: has WARC and JSONL files: split it into two", set.c_str());
         if (weight > 0) sets[at].weight = weight;
 
-        if (pattern.size() > 4096) fail("%.60s…: wants a path of at most 4096 bytes", pattern.c_str());
+        if (pattern.size() > 4096) fail("%.60s…: expected a path of at most 4096 bytes", pattern.c_str());
         glob_t found = {};
         int result = glob(pattern.c_str(), GLOB_TILDE, nullptr, &found);
         std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + (result == 0 ? found.gl_pathc : 0));
@@ -226,7 +226,7 @@ struct Corpus {
         });
         for (size_t i = 1; i < files.size(); i++)
             if (files[i].set == files[i - 1].set && files[i].name == files[i - 1].name)
-                fail("%s and %s: have one name in one set: give one of them another",
+                fail("%s and %s: have the same name in one set: rename one of them",
                      files[i - 1].path.c_str(), files[i].path.c_str());
     }
 };
@@ -238,19 +238,20 @@ inline void read_corpus_config(const std::string& path, Settings& settings, Corp
     for (auto& [name, value] : settings.values) named.insert(name);
     settings.take(read_option_file(path, corpus_options, named, [&](auto& words, const std::string& where) {
         if (words[0] != "set") {
-            if (words.size() != 2) fail("%swants NAME VALUE, or set NAME warc|jsonl PATTERN", where.c_str());
+            if (words.size() != 2)
+                fail("%sexpected NAME VALUE, or set NAME warc|jsonl PATTERN", where.c_str());
             return false;
         }
 
         bool weighted = words.size() == 6 && words[4] == "weight";
         if ((words.size() != 4 && !weighted) || (words[2] != "warc" && words[2] != "jsonl"))
-            fail("%swants set NAME warc|jsonl PATTERN [weight W]", where.c_str());
+            fail("%sexpected set NAME warc|jsonl PATTERN [weight W]", where.c_str());
         double weight = weighted ? parse_number("weight", words[5], 0, false) : 0;
         corpus.add(words[1], words[2] == "warc", weight, words[3]);
         return true;
     }));
 
     if (corpus.files.empty())
-        fail("%s: names no set: wants a line set NAME warc|jsonl PATTERN", path.c_str());
+        fail("%s: names no set: expected a line set NAME warc|jsonl PATTERN", path.c_str());
     corpus.finish();
 }

@@ -190,11 +190,11 @@ struct Stage {
             if (!wanted(f)) continue;
             folders.insert(folder + "/" + in.sets[f.set].name);
             if (std::filesystem::equivalent(f.path, output(in, f), e))
-                fail("%s: would be written over: give another --output", f.path.c_str());
+                fail("%s: would be overwritten: give another --output", f.path.c_str());
         }
         for (auto& path : folders)
             if (!std::filesystem::create_directories(path, e) && e)
-                fail("%s: cannot be made: %s", path.c_str(), e.message().c_str());
+                fail("%s: cannot be created: %s", path.c_str(), e.message().c_str());
         return 0;
     }
 
@@ -284,11 +284,11 @@ struct Stage {
         if (!none) return;
         double share = (double)none / (double)lines;
         if (share > settings.number("unreadable"))
-            fail("%s: %lld of %lld lines of %s are no documents (%s): wants JSON lines with \"text\"; give "
-                 "--unreadable %.2g to leave so many out", step.c_str(), (long long)none, (long long)lines,
-                 set.c_str(), why.c_str(), std::min(1.0, share + 0.01));
+            fail("%s: %lld of %lld lines of %s are not documents (%s): expected JSON lines with \"text\"; "
+                 "give --unreadable %.2g to leave out that many", step.c_str(), (long long)none,
+                 (long long)lines, set.c_str(), why.c_str(), std::min(1.0, share + 0.01));
         if (share > 0.001)
-            fprintf(stderr, "WARNING: %s: %lld of %lld lines of %s are no documents and were left out (%s)\n",
+            fprintf(stderr, "WARNING: %s: %lld of %lld lines of %s are not documents: left out (%s)\n",
                     step.c_str(), (long long)none, (long long)lines, set.c_str(), why.c_str());
     }
 

@@ -30,9 +30,9 @@ struct ByteReader {
                                                          all.substr(1, 3) == "\x2a\x4d\x18"))
             packing = Packing::Zstd;
         if (packing == Packing::Gzip && inflateInit2(&inflate_state, 15 + 16) != Z_OK)
-            fail("%s: no memory to decompress", path.c_str());
+            fail("%s: not enough memory to decompress", path.c_str());
         if (packing == Packing::Zstd && !(zstd = ZSTD_createDCtx()))
-            fail("%s: no memory to decompress", path.c_str());
+            fail("%s: not enough memory to decompress", path.c_str());
         if (zstd) ZSTD_DCtx_setParameter(zstd, ZSTD_d_windowLogMax, 31);
         if (file.data) madvise((void*)file.data, file.size, MADV_SEQUENTIAL);
     }
@@ -154,10 +154,10 @@ struct ByteWriter {
             : Packing::Plain;
         if (packing == Packing::Gzip && deflateInit2(&deflate_state, 6, Z_DEFLATED, 15 + 16, 8,
                                                      Z_DEFAULT_STRATEGY) != Z_OK)
-            fail("%s: no memory to compress", path.c_str());
+            fail("%s: not enough memory to compress", path.c_str());
         if (packing == Packing::Zstd) {
             zstd = ZSTD_createCCtx();
-            if (!zstd) fail("%s: no memory to compress", path.c_str());
+            if (!zstd) fail("%s: not enough memory to compress", path.c_str());
             ZSTD_CCtx_setParameter(zstd, ZSTD_c_compressionLevel, 3);
             ZSTD_CCtx_setParameter(zstd, ZSTD_c_checksumFlag, 1);
         }

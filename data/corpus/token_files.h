@@ -24,7 +24,7 @@ struct DocumentTokens {
         bool fits = documents <= file.size && tokens <= file.size &&
             padded(tokens) + documents * sizeof(Entry) + 24 == file.size;
         if (memcmp(file.data, "GPTDOCS1", 8) || !fits)
-            fail("%s: is no file of a corpus's tokens, or damaged: remove it and start again", path.c_str());
+            fail("%s: is not a corpus token file, or damaged: remove it and start again", path.c_str());
     }
 
     static uint64_t padded(uint64_t tokens) { return (tokens + 1) / 2 * 8; }

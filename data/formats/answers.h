@@ -44,12 +44,12 @@ public:
 
         WholeFile file(path);
         if (file.size < 32 || memcmp(file.data, "GPTANSWR", 8) != 0)
-            fail("%s: is no file of answers: wants \"GPTANSWR\" at offset 0; make it again with ./tokenize",
-                 path.c_str());
+            fail("%s: is not an answer file: expected \"GPTANSWR\" at offset 0; make it again with "
+                 "./tokenize", path.c_str());
 
         uint64_t size = file.read<uint64_t>(16, "ranges"), of = file.read<uint64_t>(8, "tokens");
         if (size > file.size || file.size != 32 + size * sizeof(AnswerRange))
-            fail("%s: has %zu bytes, its header wants 32 + 16 * %zu: truncated or damaged; make it again",
+            fail("%s: has %zu bytes, but its header says 32 + 16 * %zu: truncated or damaged; make it again",
                  path.c_str(), file.size, (size_t)size);
 
         sum = file.read<uint64_t>(file.size - 8, "the checksum");

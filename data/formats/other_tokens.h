@@ -22,7 +22,7 @@ inline void open_megatron(TokenFile& f, const std::string& index_path) {
     char magic[9] = {};
     if (index.size >= sizeof magic) index.read(magic, 0, sizeof magic, "a header");
     if (memcmp(magic, "MMIDIDX\0\0", sizeof magic) != 0)
-        fail("%s: is no Megatron-LM index: wants \"MMIDIDX\" at offset 0", index_path.c_str());
+        fail("%s: is not a Megatron-LM index: expected \"MMIDIDX\" at offset 0", index_path.c_str());
 
     uint64_t version = index.read<uint64_t>(9, "version"),
         sequences = index.read<uint64_t>(18, "sequences");
@@ -32,12 +32,12 @@ inline void open_megatron(TokenFile& f, const std::string& index_path) {
     if (version != 1)
         fail("%s: has version %zu, this program reads 1", index_path.c_str(), (size_t)version);
     if (type != 8 && type != 4)
-        fail("%s: has token type %d, wants 8 (uint16) or 4 (int32)", index_path.c_str(), type);
+        fail("%s: has token type %d, expected 8 (uint16) or 4 (int32)", index_path.c_str(), type);
     f.width = type == 8 ? 2 : 4;
 
     if (sequences > index.size || documents > index.size || index.size != 34 + sequences * 12 +
         documents * 8)
-        fail("%s: has %zu bytes, its header wants 34 + 12 * %zu + 8 * %zu", index_path.c_str(),
+        fail("%s: has %zu bytes, but its header says 34 + 12 * %zu + 8 * %zu", index_path.c_str(),
              index.size, (size_t)sequences, (size_t)documents);
 
     // in parts: with hundreds of millions of sequences an index takes gigabytes
@@ -49,13 +49,14 @@ inline void open_megatron(TokenFile& f, const std::string& index_path) {
         index.read(pointers.data(), 34 + 4 * sequences + 8 * first, 8 * n, "pointers");
         for (size_t i = 0; i < n; i++) {
             if (sizes[i] < 0 || pointers[i] != (int64_t)(f.count * f.width))
-                fail("%s: sequence %zu has size %d and pointer %lld, wants pointer %zu", index_path.c_str(),
-                     (size_t)first + i, sizes[i], (long long)pointers[i], (size_t)f.count * f.width);
+                fail("%s: sequence %zu has size %d and pointer %lld, expected pointer %zu",
+                     index_path.c_str(), (size_t)first + i, sizes[i], (long long)pointers[i],
+                     (size_t)f.count * f.width);
             f.count += sizes[i];
         }
     }
 
     if (f.file.size != f.count * f.width)
-        fail("%s: has %zu bytes, its index %s wants %zu", f.path.c_str(), f.file.size, index_path.c_str(),
+        fail("%s: has %zu bytes, but its index %s says %zu", f.path.c_str(), f.file.size, index_path.c_str(),
              (size_t)f.count * f.width);
 }

@@ -91,7 +91,7 @@ struct EvalFile {
         EvalFile e;
         e.path = path;
         if (file.size < 64 || memcmp(file.data, "GPTEVALS", 8))
-            fail("%s: is no evaluation file: make one with ./tasks", path.c_str());
+            fail("%s: is not an evaluation file: make one with ./tasks", path.c_str());
         if (file.read<uint64_t>(56, "a checksum") != checksum(file.data, 56))
             fail("%s: damaged: the header's checksum differs: make it again with ./tasks", path.c_str());
         if (uint32_t version = file.read<uint32_t>(8, "version"); version != 1)
@@ -109,7 +109,7 @@ struct EvalFile {
                  : 0;
 
         if (want != file.size || size[3] % 8)
-            fail("%s: has %zu bytes, its header wants another length: make it again with ./tasks",
+            fail("%s: has %zu bytes, which is not what its header says: make it again with ./tasks",
                  path.c_str(), file.size);
         if (file.read<uint64_t>(48, "a checksum") != checksum(file.data + 64, file.size - 64))
             fail("%s: damaged: its checksum differs: make it again with ./tasks", path.c_str());

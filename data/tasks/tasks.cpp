@@ -113,7 +113,7 @@ void check_gold(EvalFile& e, const std::vector<DocumentRequests>& all) {
 
     auto first = std::find_if(all.begin(), all.end(), has_none);
     if (first != all.end())
-        fail("%s: has no \"gold\", others have: say for each which continuation is right, or for none",
+        fail("%s: has no \"gold\", but others do: say for each which continuation is right, or for none",
              first->document->where.c_str());
 }
 
@@ -228,7 +228,7 @@ void make_all(const Arguments& a, const Job& job, const Vocabulary& vocabulary) 
     std::string form = a.get("form"), folder = job.output;
     std::error_code error;
     std::filesystem::create_directories(folder, error);
-    if (error) fail("--output %s: cannot be made: %s", folder.c_str(), error.message().c_str());
+    if (error) fail("--output %s: cannot be created: %s", folder.c_str(), error.message().c_str());
 
     int found = 0, made = 0;
     for (auto& p : published_scores) {
@@ -251,9 +251,9 @@ void make_all(const Arguments& a, const Job& job, const Vocabulary& vocabulary) 
     }
 
     if (!found)
-        fail("%s: none of the nine tasks is there: wants folders of their names", job.from.c_str());
+        fail("%s: has none of the nine tasks: expected folders with their names", job.from.c_str());
     if (!made)
-        fail("%s: none of the nine tasks can be made, and %d of them are there: for the reasons above",
+        fail("%s: none of the nine tasks can be made, although %d of them are there: the reasons are above",
              job.from.c_str(), found);
 }
 

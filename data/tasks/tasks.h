@@ -96,12 +96,12 @@ inline void prepare_wic(TaskDocument& d) {
         const std::string& digits = d.at(name);
         bool good =
             !digits.empty() && digits.size() < 10 && digits.find_first_not_of("0123456789") == digits.npos;
-        if (!good) fail("%s: has %s \"%s\", wants a whole number", d.where.c_str(), name, digits.c_str());
+        if (!good) fail("%s: has %s \"%s\", expected a whole number", d.where.c_str(), name, digits.c_str());
         return (size_t)atol(digits.c_str());
     };
     size_t start = place("start1"), end = place("end1");
     if (start > end || end > codes.size())
-        fail("%s: start1 %zu and end1 %zu are no place in sentence1", d.where.c_str(), start, end);
+        fail("%s: start1 %zu and end1 %zu are not within sentence1", d.where.c_str(), start, end);
     d.fields["word_there"] = from_code_points({codes.begin() + (long)start, codes.begin() + (long)end});
 }
 
@@ -122,13 +122,13 @@ inline void prepare_race(TaskDocument& d, bool filled) {
     for (auto& more :
          {text("answers.%d", last + 1), text("options.%d.0", last + 1), std::string("options.0.4")})
         if (d.fields.count(more))
-            fail("%s: has %s, wants an answer and four options for each of %d questions", d.where.c_str(),
+            fail("%s: has %s, expected an answer and four options for each of %d questions", d.where.c_str(),
                  more.c_str(), last + 1);
 
     for (int i = 0; i <= last; i++) {
         const std::string &question = d.at(text("questions.%d", i)), &letter = d.at(text("answers.%d", i));
         if (letter.size() != 1 || letter[0] < 'A' || letter[0] > 'D')
-            fail("%s: answer %d is \"%s\", wants A, B, C or D", d.where.c_str(), i + 1, letter.c_str());
+            fail("%s: answer %d is \"%s\", expected A, B, C or D", d.where.c_str(), i + 1, letter.c_str());
         const std::string& answer = d.at(text("options.%d.%d", i, letter[0] - 'A'));
         if (i == last) {
             out += question;
@@ -146,7 +146,7 @@ inline void prepare_race(TaskDocument& d, bool filled) {
 inline void check_fields(TaskDocument& d) {
     for (auto& [name, value] : d.fields)
         if (name != "context" && name != "gold" && name != "group" && !name.starts_with("continuations."))
-            fail("%s: \"%s\": wants context, continuations, gold and group", d.where.c_str(), name.c_str());
+            fail("%s: \"%s\": is not context, continuations, gold or group", d.where.c_str(), name.c_str());
 }
 
 // ---- the table -------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ inline void flatten(TaskDocument& d, const std::string& name, const Json& value)
 
 inline TaskDocument parse_document(std::string_view text, const std::string& where, long line) {
     Json json = Json::parse(text, where);
-    if (json.kind != Json::Object) fail("%s: wants a JSON object", where.c_str());
+    if (json.kind != Json::Object) fail("%s: expected a JSON object", where.c_str());
     TaskDocument d = {where, line, std::string(text), {}};
     for (auto& [key, value] : json.members) flatten(d, key, value);
     return d;
@@ -314,7 +314,7 @@ inline std::vector<TaskDocument> read_table(const std::string& path) {
         out.push_back({where, number, std::string(line), {}});
         for (size_t i = 0; i < cells.size(); i++) out.back().fields[header[i]] = cells[i];
     });
-    if (out.empty()) fail("%s: has a header and no document", path.c_str());
+    if (out.empty()) fail("%s: has a header but no document", path.c_str());
     return out;
 }
 
@@ -325,7 +325,7 @@ inline std::vector<TaskDocument> read_folder(const std::string& folder) {
     for (auto& entry : std::filesystem::directory_iterator(folder, e))
         if (entry.path().extension() == ".txt") paths.push_back(entry.path());
     if (e || paths.empty())
-        fail("%s: has no .txt files: wants RACE's folder with test and train", folder.c_str());
+        fail("%s: has no .txt files: expected RACE's folder with test and train", folder.c_str());
 
     std::sort(paths.begin(), paths.end());
     std::vector<TaskDocument> out;
@@ -359,7 +359,7 @@ inline std::vector<TaskDocument> read_task(const TaskForm& task, const std::stri
     const auto& names = train ? task.train : task.files;
     bool folder = std::filesystem::is_directory(from);
     if (!folder && (train || names.size() > 1 || task.records == Records::Folder))
-        fail("--from %s: wants the folder that holds %s", from.c_str(), names.back());
+        fail("--from %s: expected the folder that holds %s", from.c_str(), names.back());
     std::string path = folder ? which_path(from, names[0]) : from;
 
     std::vector<TaskDocument> out;
@@ -395,7 +395,7 @@ inline std::string fill(const char* form, TaskDocument& d) {
         if (open == s.npos) return out;
         size_t close = s.find('}', open);
         std::string name = s.substr(open + 1, close - open - 1);
-        if (d.numbers.count(name)) fail("%s: \"%s\" wants a text", d.where.c_str(), name.c_str());
+        if (d.numbers.count(name)) fail("%s: \"%s\": expected a string", d.where.c_str(), name.c_str());
         out += d.at(name);
         at = close + 1;
     }
@@ -415,7 +415,7 @@ inline int gold_of(const TaskForm& task, TaskDocument& d, size_t choices) {
         if (name == label) return (int)i;
         known += " " + name;
     }
-    fail("%s: has label \"%s\", wants one of%s", d.where.c_str(), label.c_str(), known.c_str());
+    fail("%s: has label \"%s\", expected one of%s", d.where.c_str(), label.c_str(), known.c_str());
 }
 
 // a document's own requests, without shots

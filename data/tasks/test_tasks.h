@@ -160,7 +160,7 @@ void test_tasks() {
     refuses("valid-labels.lst line 3: has more labels", [&] { labels("0\n1\n1\n"); });
     refuses("valid-labels.lst line 2: is an empty document", [&] { labels("0\n\n1\n"); });
 
-    refuses("valid.jsonl line 1: has label \"2\", wants one of 0 1", [&] {
+    refuses("valid.jsonl line 1: has label \"2\", expected one of 0 1", [&] {
         labels("2\n1\n");
         docs = read_task(find_task("piqa", ""), where, false);
         gold_of(find_task("piqa", ""), docs[0], 2);
@@ -186,8 +186,8 @@ void test_tasks() {
         write_file(path, text);
         EvalFile::open(path);
     };
-    refuses("is no evaluation file", [&] { spoilt("GPTTOKEN"); });
-    refuses("its header wants another length", [&] { spoilt(bytes.substr(0, bytes.size() - 1)); });
+    refuses("is not an evaluation file", [&] { spoilt("GPTTOKEN"); });
+    refuses("not what its header says", [&] { spoilt(bytes.substr(0, bytes.size() - 1)); });
     bytes[bytes.size() - 1] ^= 1;
     refuses("damaged: its checksum differs", [&] { spoilt(bytes); });
     bytes[20] ^= 1;

@@ -65,7 +65,7 @@ inline double parse_number(const std::string& name, const std::string& value, do
     double x = strtod(value.c_str(), &end);
     bool number = !value.empty() && *end == 0 && errno == 0 && std::abs(x) < 9e15;
     if (!number || (whole && x != (double)(long)x) || x < least)
-        fail("--%s %s: want %s from %g to below 9e15", name.c_str(), value.c_str(),
+        fail("--%s %s: expected %s from %g to below 9e15", name.c_str(), value.c_str(),
              whole ? "a whole number" : "a number", least);
     return x;
 }
@@ -115,14 +115,14 @@ const Form& find_form(const std::vector<Form>& forms, const std::string& name,
 inline void check_values(const OptionForm& form, const std::vector<std::string>& values) {
     bool list = form.kind == OptionForm::List, flag = form.kind == OptionForm::Flag;
     if (list ? values.empty() : values.size() != (flag ? 0 : 1))
-        fail("--%s: has %zu values, wants %s", form.name, values.size(),
+        fail("--%s: has %zu values, expected %s", form.name, values.size(),
              list ? "at least one" : flag ? "none" : "one");
     for (auto& value : values) {
         if (value.empty()) fail("--%s: has an empty value: leave the option out", form.name);
         bool number = form.kind == OptionForm::Number || form.kind == OptionForm::Whole;
         if (!number || (form.takes_auto && value == "auto")) continue;
         double x = parse_number(form.name, value, form.least, form.kind == OptionForm::Whole);
-        if (x > form.most) fail("--%s %s: wants at most %g", form.name, value.c_str(), form.most);
+        if (x > form.most) fail("--%s %s: must be at most %g", form.name, value.c_str(), form.most);
     }
 }
 
@@ -184,7 +184,7 @@ std::vector<GivenOption<Form>> read_option_file(const std::string& path, const s
         std::vector<std::string> values(all.begin() + 1, all.end());
         if (!values.empty() && values[0] == "=")
             fail("%swrite `%s VALUE`, without =", where.c_str(), form.name);
-        if (!seen.insert(form.name).second) fail("%s%s stands here a second time", where.c_str(), form.name);
+        if (!seen.insert(form.name).second) fail("%s%s is given a second time", where.c_str(), form.name);
         if (named.count(form.name)) continue;
 
         if (form.bare && values.empty()) values = {form.bare};
@@ -235,7 +235,7 @@ struct Arguments {
 
     // wants: what to give where it is missing
     std::string need(const char* name, const char* wants) const {
-        if (get(name).empty()) fail("wants --%s %s (--help explains)", name, wants);
+        if (get(name).empty()) fail("missing --%s %s (--help explains)", name, wants);
         return get(name);
     }
 

@@ -1,6 +1,6 @@
-// check.h   how the program reports errors: one Error that says what it has, what it wants, what to do
+// check.h   how the program reports errors: one Error that says what it has, what is expected, what to do
 //   fail(format, …)   throws Error; main() prints it in one write and exits with 1
-//   Messages read "have: want, do", as in: 7 heads do not divide 96 channels: choose --heads 6 or 8
+//   Messages read "have: expected, do", as in: 7 heads do not divide 96 channels: choose --heads 6 or 8
 #pragma once
 #include <chrono>
 #include <cstdarg>

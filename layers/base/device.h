@@ -112,8 +112,8 @@ inline void device_free(void* p) { cudaFree(p); }
 inline void* host_malloc(size_t bytes, const char* what) {
     void* p = nullptr;
     if (cudaMallocHost(&p, bytes ? bytes : 1) != cudaSuccess)
-        fail("%s: %.2f GB of the host's memory cannot be taken: use more ranks, fewer of them on a host, or "
-             "a lower --batch", what, (double)bytes * 1e-9);
+        fail("%s: %.2f GB of the host's memory cannot be allocated: use more ranks, fewer of them per host, "
+             "or a lower --batch", what, (double)bytes * 1e-9);
     return p;
 }
 
@@ -183,7 +183,7 @@ void allow_shared(Kernel kernel, size_t bytes) {
     if (bytes + 1024 <= 48 << 10) return;  // 1024: for the kernel's static shared memory
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (e != cudaSuccess)
-        fail("this GPU has less than the %zu bytes of shared memory that a kernel wants: choose --attention "
+        fail("this GPU has less than the %zu bytes of shared memory that a kernel needs: choose --attention "
              "materialised", bytes);
 }
 

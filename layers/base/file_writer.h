@@ -30,7 +30,7 @@ inline void refuse_overwriting(const std::vector<std::string>& outputs,
     for (auto& out : outputs)
         for (auto& in : inputs)
             if (!out.empty() && (out == in || std::filesystem::equivalent(out, in, none)))
-                fail("%s would be written over %s: give another name", out.c_str(), in.c_str());
+                fail("%s would overwrite %s: give another name", out.c_str(), in.c_str());
 }
 
 // fails if what was printed so far has not reached its reader, or its disk
@@ -52,7 +52,7 @@ struct FileWriter {
         if (fd < 0) fail("%s: cannot be written: %s", partial.c_str(), strerror(errno));
         try {
             lock();
-            if (ftruncate(fd, 0) != 0) fail("%s: cannot be emptied: %s", partial.c_str(), strerror(errno));
+            if (ftruncate(fd, 0) != 0) fail("%s: cannot be truncated: %s", partial.c_str(), strerror(errno));
         } catch (const Error&) {
             close(fd);  // what is there belongs to another process
             throw;
@@ -77,7 +77,7 @@ struct FileWriter {
         }
         struct stat ours, there;
         if (fstat(fd, &ours) != 0 || stat(partial.c_str(), &there) != 0 || ours.st_ino != there.st_ino)
-            fail("%s: another process has written it just now: start again", partial.c_str());
+            fail("%s: another process has just written it: start again", partial.c_str());
     }
 
     void write(const void* data, size_t bytes) {

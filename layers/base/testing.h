@@ -43,7 +43,7 @@ void refuses(const std::string& part, Function call) {
         call();
     } catch (const std::exception& e) {
         return check(std::string(e.what()).find(part) != std::string::npos,
-                     "says \"" + std::string(e.what()) + "\", wants \"" + part + "\"");
+                     "says \"" + std::string(e.what()) + "\", expected \"" + part + "\"");
     }
 
     check(false, "accepted what should say \"" + part + "\"");
@@ -98,7 +98,7 @@ void close(const std::string& what, const std::vector<A>& got_, const std::vecto
     }
 
     if (!(worst <= tolerance)) good = false;
-    check(good, good ? what : text("%s: element %zu of %zu is %.9g, wants %.9g: off by %.2e, at most %.2e",
+    check(good, good ? what : text("%s: element %zu of %zu is %.9g, expected %.9g: off by %.2e, at most %.2e",
                                    what.c_str(), at, got.size(), at < got.size() ? got[at] : 0,
                                    at < want.size() ? want[at] : 0, worst, tolerance));
 }

@@ -18,8 +18,8 @@ const std::vector<OptionForm> forms = {
     {"to", OptionForm::Text,
      "checkpoint folder, in the format of train_gpt --save and --resume"},
     {"tokenizer", OptionForm::Text,
-     "bytes, or vocab.bpe, to store in the checkpoint, so that it can read and print text (default: that of "
-     "--from-huggingface's folder, if it is one of these)"},
+     "bytes, or vocab.bpe, to store in the checkpoint, so that it can read and print text (default: the one "
+     "in --from-huggingface's folder, if it is one of these)"},
     {"from-llmc", OptionForm::Text, "model file of llm.c, version 3 (fp32) or 5 (bf16)"},
     {"from-nanogpt", OptionForm::Text, "state_dict of nanoGPT's model, saved as safetensors"},
     {"heads", OptionForm::Whole, "with --from-nanogpt: the model's attention heads", "", 1, 1 << 24},
@@ -58,7 +58,7 @@ const std::vector<Conversion> conversions = {
     {"from-checkpoint", "to-llmc", {}, {"dtype"},
      [](Arguments& a) {
          std::string dtype = a.has("dtype") ? a.get("dtype") : "fp32";
-         if (dtype != "fp32" && dtype != "bf16") fail("--dtype %s: wants fp32 or bf16", dtype.c_str());
+         if (dtype != "fp32" && dtype != "bf16") fail("--dtype %s: expected fp32 or bf16", dtype.c_str());
          write_llmc(a.get("from-checkpoint"), a.get("to-llmc"), dtype == "bf16");
      }},
 };
@@ -67,7 +67,7 @@ const Conversion& find_conversion(Arguments& a) {
     for (auto& c : conversions) {
         if (!a.has(c.from) || !a.has(c.to)) continue;
         for (auto& name : c.needs)
-            if (!a.has(name.c_str())) fail("--%s wants --%s N", c.from, name.c_str());
+            if (!a.has(name.c_str())) fail("--%s requires --%s N", c.from, name.c_str());
 
         for (auto& given : a.values) {
             const std::string& name = given.first;
@@ -79,7 +79,7 @@ const Conversion& find_conversion(Arguments& a) {
         }
         if (a.words.empty()) return c;
     }
-    fail("wants a model to read and one to write\n%s", usage);
+    fail("expected a model to read and one to write\n%s", usage);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ inline ElementMap huggingface_placement(const Parameter& p, const ModelShape& m)
 inline int number_in(const Json& config, const char* key, const std::string& name) {
     int64_t value = config.at(key, name).integer(name);
     if (value < 1 || value > 1 << 24)
-        fail("%s: has %s %lld, wants 1 to %d", name.c_str(), key, (long long)value, 1 << 24);
+        fail("%s: has %s %lld, expected 1 to %d", name.c_str(), key, (long long)value, 1 << 24);
     return (int)value;
 }
 
@@ -53,7 +53,7 @@ inline ForeignModel open_huggingface(const std::string& dir) {
     if (access(weights.c_str(), F_OK) != 0 && access(torch_saved.c_str(), F_OK) == 0)
         weights = torch_saved;  // which is refused, with what to do
     if (access(weights.c_str(), F_OK) != 0 && access((weights + ".index.json").c_str(), F_OK) == 0)
-        fail("%s: the model is in several files, wants one: make it by\n"
+        fail("%s: the model is in several files, expected one: make it with\n"
              "  from transformers import GPT2LMHeadModel\n"
              "  model = GPT2LMHeadModel.from_pretrained(\"%s\")\n"
              "  model.save_pretrained(NEW_DIR, max_shard_size=\"1TB\")", weights.c_str(), dir.c_str());
@@ -72,12 +72,12 @@ inline ForeignModel open_nanogpt(const std::string& path, int heads) {
     std::vector<long> wte = tensors->shape_of("wte.weight"), wpe = tensors->shape_of("wpe.weight");
     bool fits = wte.size() == 2 && wpe.size() == 2 && wpe[1] == wte[1];
     if (!fits || std::min({wte[0], wte[1], wpe[0]}) < 1 || std::max({wte[0], wte[1], wpe[0]}) > 1 << 24)
-        fail("%s: wte.weight has shape %s and wpe.weight %s: wants a GPT of nanoGPT", path.c_str(),
+        fail("%s: wte.weight has shape %s and wpe.weight %s: expected nanoGPT's GPT", path.c_str(),
              json_numbers(wte).c_str(), json_numbers(wpe).c_str());
 
     int layers = 0;
     while (layers < 1 << 20 && tensors->find(text("h.%d.ln_1.weight", layers))) layers++;
-    if (!layers) fail("%s: has no layers: wants a GPT of nanoGPT", path.c_str());
+    if (!layers) fail("%s: has no layers: expected nanoGPT's GPT", path.c_str());
 
     ModelShape m = {layers, (int)wte[1], heads, (int)wpe[0], (int)wte[0], (int)wte[0]};
     if (m.C % heads) fail("--heads %d does not divide the hidden size %d of %s", heads, m.C, path.c_str());
@@ -88,7 +88,7 @@ inline ForeignModel open_nanogpt(const std::string& path, int heads) {
     bool has_biases = false;
     for (auto& p : table.list)
         has_biases |= p.name.ends_with(".bias") && tensors->find(p.name);
-    printf("note: nanoGPT computes GELU by erf, this program by tanh (as GPT-2): losses differ slightly%s\n",
+    printf("note: nanoGPT's GELU uses erf, this program's tanh (as GPT-2): losses differ slightly%s\n",
            has_biases ? "" : "; the model has no biases: here they are 0, and training would change them");
 
     return {m, [=](const Parameter& p) {

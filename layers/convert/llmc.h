@@ -42,18 +42,18 @@ inline ForeignModel open_llmc(const std::string& path) {
     auto file = std::make_shared<MappedFile>(path);
     auto header = [&](int i) { return file->read<int32_t>(4 * (size_t)i, "the header"); };
     if (file->size < 1024 || header(0) != llmc_magic)
-        fail("%s: is not a model file of llm.c: wants one that train_gpt2.py or train_gpt2.cu wrote",
+        fail("%s: is not a model file of llm.c: expected one that train_gpt2.py or train_gpt2.cu wrote",
              path.c_str());
 
     int32_t version = header(1);
     if (version != llmc_fp32 && version != llmc_bf16)
-        fail("%s: has version %d, wants 3 (fp32) or 5 (bf16): write it again with today's llm.c",
+        fail("%s: has version %d, expected 3 (fp32) or 5 (bf16): write it again with a current llm.c",
              path.c_str(), version);
 
     int T = header(2), V = header(3), L = header(4), NH = header(5), C = header(6), Vp = header(7);
     for (int value : {T, V, L, NH, C, Vp})
         if (value < 1 || value > 1 << 24)
-            fail("%s: is damaged: has %d among T, V, L, NH, C, Vp, wants 1 to %d", path.c_str(), value,
+            fail("%s: is damaged: has %d among T, V, L, NH, C, Vp, expected 1 to %d", path.c_str(), value,
                  1 << 24);
     if (Vp < V || C % NH)
         fail("%s: is damaged: V %d, Vp %d, C %d, NH %d, L %d", path.c_str(), V, Vp, C, NH, L);
@@ -65,7 +65,7 @@ inline ForeignModel open_llmc(const std::string& path) {
     auto table = std::make_shared<ParameterTable>(parameter_table(m));
     LlmcLayout layout(*table, m, Vp);
     if (layout.is_too_large || file->size != 1024 + layout.elements * width)
-        fail("%s: truncated or damaged: has %zu bytes, wants %zu", path.c_str(), file->size,
+        fail("%s: truncated or damaged: has %zu bytes, expected %zu", path.c_str(), file->size,
              1024 + layout.elements * width);
 
     std::map<std::string, size_t> begins;
@@ -94,7 +94,7 @@ inline void write_llmc(const std::string& dir, const std::string& to, bool as_bf
     int32_t sizes[] = {llmc_magic, as_bf16 ? llmc_bf16 : llmc_fp32, m.T, m.V, m.L, m.NH, m.C, (int32_t)Vp};
     std::copy(std::begin(sizes), std::end(sizes), header.begin());
 
-    if (std::filesystem::exists(to)) fail("--to-llmc %s is there already: choose another name", to.c_str());
+    if (std::filesystem::exists(to)) fail("--to-llmc %s already exists: choose another name", to.c_str());
     FileWriter file(to);
     file.write(header.data(), 1024);
     for (size_t t = 0; t < layout.tensors.size(); t++) {

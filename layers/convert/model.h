@@ -44,7 +44,7 @@ inline std::vector<real> placed(const std::vector<real>& theirs, const ElementMa
 
 // before a table of its parameters is made
 inline void check_shape(const ModelShape& m, const std::string& path) {
-    if (m.L > 10000) fail("%s: has %d layers, at most 10000", path.c_str(), m.L);
+    if (m.L > 10000) fail("%s: has %d layers, expected at most 10000", path.c_str(), m.L);
     if (m.C % m.NH)
         fail("%s: its number of heads %d does not divide the hidden size %d", path.c_str(), m.NH, m.C);
 }
@@ -54,12 +54,13 @@ inline void write_checkpoint(const ForeignModel& model, const std::string& to, c
     std::optional<Vocabulary> vocabulary;
     if (!tokenizer.empty()) vocabulary = Vocabulary::open(tokenizer);
     if (vocabulary && vocabulary->size() < m.V) {  // as nanoGPT's 50304 rows for GPT-2's 50257 tokens
-        printf("note: the last %d rows of the token embedding are no tokens of %s, and are left out\n",
+        printf("note: the last %d rows of the token embedding are not tokens of %s and are left out\n",
                m.V - vocabulary->size(), tokenizer.c_str());
         m.V = m.Vp = vocabulary->size();
     }
     if (vocabulary && vocabulary->size() != m.V)
-        fail("--tokenizer %s: has %d tokens, the model %d", tokenizer.c_str(), vocabulary->size(), m.V);
+        fail("--tokenizer %s: has %d tokens, but the model has %d", tokenizer.c_str(), vocabulary->size(),
+             m.V);
 
     if (!list_checkpoints(to).empty())
         fail("--to %s already holds checkpoints: choose another folder", to.c_str());

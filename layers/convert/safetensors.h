@@ -21,7 +21,7 @@ struct Safetensors {
         refuse_torch_save();
         uint64_t n = file.read<uint64_t>(0, "the header's length");
         if (n > file.size - 8 || n > 16 << 20)
-            fail("%s: truncated or foreign: its header has %llu bytes, the file %zu", path.c_str(),
+            fail("%s: truncated, or not safetensors: its header has %llu bytes, the file %zu", path.c_str(),
                  (unsigned long long)n, file.size);
         header = Json::parse(std::string_view(file.range(8, n, "the header"), n), path);
         begin = 8 + n;
@@ -30,7 +30,7 @@ struct Safetensors {
     // ckpt.pt of nanoGPT, pytorch_model.bin: a ZIP archive, or a pickle
     void refuse_torch_save() const {
         if (!file.view().starts_with("PK\x03\x04") && !file.view().starts_with("\x80\x02")) return;
-        fail("%s: is what torch.save writes, wants safetensors: make it by\n"
+        fail("%s: was written by torch.save, expected safetensors: make it with\n"
              "  import torch; from safetensors.torch import save_file\n"
              "  state = torch.load(\"%s\", map_location=\"cpu\", weights_only=False)\n"
              "  state = state.get(\"model\", state)\n"
@@ -75,13 +75,13 @@ struct Safetensors {
         if (!find("lm_head.weight")) return;
         std::vector<long> shape = shape_of("wte.weight");
         if (shape_of("lm_head.weight") != shape || read("lm_head.weight", shape) != read("wte.weight", shape))
-            fail("%s: its lm_head.weight is not its wte.weight: this program computes models with tied "
-                 "embeddings, where they are one tensor", file.path.c_str());
+            fail("%s: its lm_head.weight is not its wte.weight: this program supports only tied embeddings, "
+                 "where they are one tensor", file.path.c_str());
     }
 
     std::vector<long> shape_of(const std::string& name) const {
         const Json* t = find(name);
-        if (!t) fail("%s: has no tensor %s: wants a GPT-2 model", file.path.c_str(), name.c_str());
+        if (!t) fail("%s: has no tensor %s: expected a GPT-2 model", file.path.c_str(), name.c_str());
         std::string what = file.path + ", " + name;
         return Checkpoint::numbers(t->at("shape", what), what);
     }
@@ -91,19 +91,19 @@ struct Safetensors {
         std::string what = file.path + ", " + name;
         std::vector<long> stored = shape_of(name);
         if (stored != shape)
-            fail("%s: has shape %s, the model wants %s", what.c_str(), json_numbers(stored).c_str(),
+            fail("%s: has shape %s, but the model expects %s", what.c_str(), json_numbers(stored).c_str(),
                  json_numbers(shape).c_str());
 
         const Json& t = *find(name);
         std::vector<long> offsets = Checkpoint::numbers(t.at("data_offsets", what), what);
         const std::string& type = t.at("dtype", what).string(what);
         size_t width = type == "F64" ? 8 : type == "F32" ? 4 : type == "F16" || type == "BF16" ? 2 : 0, n = 1;
-        if (!width) fail("%s: has dtype %s, wants F64, F32, F16 or BF16", what.c_str(), type.c_str());
+        if (!width) fail("%s: has dtype %s, expected F64, F32, F16 or BF16", what.c_str(), type.c_str());
 
         for (long d : shape) n *= (size_t)d;
         if (offsets.size() != 2 || offsets[0] < 0 || offsets[1] < offsets[0] ||
             (size_t)(offsets[1] - offsets[0]) != n * width)
-            fail("%s: has damaged offsets, wants %zu bytes", what.c_str(), n * width);
+            fail("%s: has damaged offsets, expected %zu bytes", what.c_str(), n * width);
 
         const char* from = file.range(begin + (size_t)offsets[0], n * width, name.c_str());
         std::vector<real> out(n);

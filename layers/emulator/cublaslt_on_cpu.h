@@ -43,7 +43,7 @@ cublasStatus_t destroy(T* object) {
 template <class T>
 cublasStatus_t set_attribute(T& to, const void* value, size_t bytes) {
     if (!value || bytes != sizeof(T))
-        return forbidden(text("an attribute of %zu bytes, wants %zu", bytes, sizeof(T)));
+        return forbidden(text("an attribute of %zu bytes, expected %zu", bytes, sizeof(T)));
     memcpy(&to, value, bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -51,7 +51,7 @@ cublasStatus_t set_attribute(T& to, const void* value, size_t bytes) {
 template <class T>
 cublasStatus_t copy_attribute(const T& from, void* value, size_t bytes) {
     if (!value || bytes != sizeof(T))
-        return forbidden(text("an attribute of %zu bytes, wants %zu", bytes, sizeof(T)));
+        return forbidden(text("an attribute of %zu bytes, expected %zu", bytes, sizeof(T)));
     memcpy(value, &from, bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -220,7 +220,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
                                             "ABCD"[i], (unsigned long long)algo->data[2 + i]));
 
     if (p.epilogue_alignment() < algo->data[7])
-        return emulated::forbidden("an operand of the epilogue is less aligned than the algorithm wants");
+        return emulated::forbidden("an operand of the epilogue is less aligned than the algorithm requires");
     if (algo->data[6] > workspace_bytes || (algo->data[6] && !workspace))
         return emulated::forbidden("the workspace is smaller than the algorithm's");
     if ((uintptr_t)workspace % 16) return emulated::forbidden("the workspace is not aligned to 16 bytes");

@@ -160,7 +160,7 @@ struct Problem {
     std::string check_layout(const EmulatedMatrixLayout& l, const char* name) const {
         if (!l.rows || !l.cols) return text("%s is empty", name);
         if (l.ld < (int64_t)l.rows)
-            return text("%s: leading dimension %lld, wants %lld", name, (long long)l.ld, (long long)l.rows);
+            return text("%s: leading dimension %lld, needs %lld", name, (long long)l.ld, (long long)l.rows);
         if (l.batch < 1) return text("%s: a batch of %d", name, l.batch);
         if (l.batch != C.batch) return text("%s: a batch of %d, D's is %d", name, l.batch, C.batch);
         return "";
@@ -192,7 +192,7 @@ struct Problem {
         if (!has_aux() && desc.aux) return "a pointer to an auxiliary matrix, and no epilogue for it";
 
         if (has_aux() && desc.aux_ld % 8)
-            return text("the auxiliary matrix: leading dimension %lld, wants a multiple of 8",
+            return text("the auxiliary matrix: leading dimension %lld, expected a multiple of 8",
                         (long long)desc.aux_ld);
         if (has_aux() && desc.aux_ld < m()) return "the auxiliary matrix: its leading dimension is too small";
         if (has_aux() && (uintptr_t)desc.aux % 16) return "the auxiliary matrix is not aligned to 16 bytes";
@@ -227,13 +227,13 @@ struct Problem {
         if (bytes_of(C.type) == 1) return "a result in fp8 is not known here";
         if (C.type == CUDA_R_32F && !plain) return "a bias beside fp8 operands and an fp32 result";
         if (desc.trans_a != CUBLAS_OP_T || desc.trans_b != CUBLAS_OP_N)
-            return "fp8 wants A transposed, B not";
+            return "fp8 requires A transposed, B not";
         if (desc.epilogue == CUBLASLT_EPILOGUE_DGELU) return "an epilogue that fp8 has not";
         if (A.ld % 16 || B.ld % 16 || C.ld * (int64_t)bytes_of(C.type) % 16 || k() % 16 || m() % 16)
-            return "fp8 wants sizes that are multiples of 16";
+            return "fp8 requires sizes that are multiples of 16";
 
         for (int i = 0; i < 4; i++)
-            if (alignment[i] % 16) return "fp8 wants operands aligned to 16 bytes";
+            if (alignment[i] % 16) return "fp8 requires operands aligned to 16 bytes";
         return "";
     }
 };

@@ -76,7 +76,7 @@ struct alignas(8) Mbarrier {
 
 inline std::string describe_mbarrier(const void* p) {
     const Mbarrier& b = *(const Mbarrier*)p;
-    return text("an mbarrier in a phase of parity %d wants %d of %d arrivals and %d bytes", b.parity(),
+    return text("an mbarrier in a phase of parity %d awaits %d of %d arrivals and %d bytes", b.parity(),
                 b.pending, b.wanted(), b.bytes);
 }
 
@@ -115,15 +115,15 @@ inline TensorMap make_tensor_map(const void* base, const uint64_t (&size)[4], co
         if (size[i] == 0 || size[i] > 1ull << 32)
             fail("a tensor map: dimension %d of %zu", i, (size_t)size[i]);
         if (i > 0 && (stride[i] % 16 || stride[i] >= 1ull << 40))
-            fail("a tensor map: dimension %d has a stride of %zu bytes, wants a multiple of 16 below 2^40", i,
-                 (size_t)stride[i]);
-        if (box[i] == 0 || box[i] > 256) fail("a tensor map: a box of %u, wants 1 to 256", box[i]);
+            fail("a tensor map: dimension %d has a stride of %zu bytes, expected a multiple of 16 below 2^40",
+                 i, (size_t)stride[i]);
+        if (box[i] == 0 || box[i] > 256) fail("a tensor map: a box of %u, expected 1 to 256", box[i]);
         map.size[i] = size[i];
         map.stride[i] = stride[i];
         map.box[i] = box[i];
     }
 
-    if (box[0] * 2 != 128) fail("a tensor map: a swizzled row of %u bytes, wants 128", box[0] * 2);
+    if (box[0] * 2 != 128) fail("a tensor map: a swizzled row of %u bytes, expected 128", box[0] * 2);
     return map;
 }
 
@@ -199,7 +199,7 @@ inline void stmatrix(void* row, const uint32_t (&r)[4], Site site) {
 inline void begin_bulk(float* to, const void* from, int bytes, bool adds) {
     uint32_t first = shared_offset(from, "a bulk copy");
     if (bytes <= 0 || (bytes | (uintptr_t)to | first) % 16)
-        fail("a bulk copy of %d bytes from %u: wants multiples of 16, and a target aligned so", bytes, first);
+        fail("a bulk copy of %d bytes from %u: all must be multiples of 16", bytes, first);
     shared_at(first + (uint32_t)bytes - 16);  // fails if the source's end is outside
     for (uint32_t piece = first / 16; piece < (first + (uint32_t)bytes) / 16; piece++)
         if (auto found = worker->written.find(piece); found != worker->written.end())

@@ -445,7 +445,7 @@ template <class Kernel>
 void allow_shared(Kernel kernel, size_t bytes) {
     if (bytes + 1024 <= emulated::usual_shared) return;
     if (bytes > emulated::largest_shared)
-        fail("a kernel wants %zu bytes of shared memory, a device has %zu", bytes, emulated::largest_shared);
+        fail("a kernel needs %zu bytes of shared memory, a device has %zu", bytes, emulated::largest_shared);
     emulated::allowed_shared[(const void*)kernel] = bytes;
 }
 

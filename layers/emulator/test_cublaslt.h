@@ -106,7 +106,7 @@ template <class Change>
 void refuses_call(const std::string& want, CublasCall& call, Change change) {
     change(call);
     std::string why = call.run();
-    check(why.find(want) != why.npos, text("cuBLASLt: says '%s', wants '%s'", why.c_str(), want.c_str()));
+    check(why.find(want) != why.npos, text("cuBLASLt: says '%s', expected '%s'", why.c_str(), want.c_str()));
 }
 
 inline void cublaslt_refuses() {
@@ -138,12 +138,12 @@ inline void cublaslt_refuses() {
     refuses("C and D differ", [](Call& c) { c.D->ld = 32; });
 
     // attributes
-    refuses("an attribute of 8 bytes, wants 4", [](Call& c) { c.set(CUBLASLT_MATMUL_DESC_TRANSA, 1L); });
-    refuses("an attribute of 4 bytes, wants 8",
+    refuses("an attribute of 8 bytes, expected 4", [](Call& c) { c.set(CUBLASLT_MATMUL_DESC_TRANSA, 1L); });
+    refuses("an attribute of 4 bytes, expected 8",
             [](Call& c) { c.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 8); });
-    refuses("an attribute of 8 bytes, wants 4",
+    refuses("an attribute of 8 bytes, expected 4",
             [](Call& c) { c.set(c.A, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 1L); });
-    refuses("an attribute of 4 bytes, wants 8",
+    refuses("an attribute of 4 bytes, expected 8",
             [](Call& c) { c.prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, 1); });
     refuses("not known", [](Call& c) { c.set((cublasLtMatmulDescAttributes_t)99, 1); });
     refuses("an alignment to no power of 2",
@@ -161,7 +161,7 @@ inline void cublaslt_refuses() {
     refuses("no epilogue for it", [](Call& c) { c.epilogue(1, nullptr, c.vectors, 16); });
     refuses("leading dimension is too small",
             [](Call& c) { c.epilogue(CUBLASLT_EPILOGUE_GELU_AUX_BIAS, c.vectors, c.vectors, 8); });
-    refuses("wants a multiple of 8",
+    refuses("expected a multiple of 8",
             [](Call& c) { c.epilogue(CUBLASLT_EPILOGUE_DGELU, nullptr, c.vectors, 17); });
     refuses("leading dimension is too small",
             [](Call& c) { c.epilogue(CUBLASLT_EPILOGUE_DGELU, nullptr, c.vectors, 0); });
@@ -294,7 +294,7 @@ inline void cublaslt_gemm() {
         Gemm<floatX> given = with_leading_dimensions(g);
         gpu::MatmulDescriptor d(given);
         auto all = gpu::candidates_of(d);
-        check(all.count == 3, text("cuBLASLt offers %d algorithms, wants 3", all.count));
+        check(all.count == 3, text("cuBLASLt offers %d algorithms, expected 3", all.count));
         gpu::check_cublas(gpu::Cublas::get().multiply(given, d, all.at[way].algo, nullptr), "a GEMM");
         synchronize(nullptr);
         close(text("a GEMM by cuBLASLt's algorithm %d", way), out, want, rounding);
@@ -335,7 +335,7 @@ inline void cublaslt_choice_names_its_list() {
     g.stride_out = 4096;
     check(key != gpu::choice_key(g, d, usual), "another stride, another key");
     g.c = p;
-    check(gpu::candidates_of(gpu::MatmulDescriptor(g)).count == 2, "the third wants C in its result's place");
+    check(gpu::candidates_of(gpu::MatmulDescriptor(g)).count == 2, "the third needs C in its result's place");
 }
 
 // two streams that multiply at once: the stand-in refuses a workspace that another stream uses
@@ -380,7 +380,7 @@ inline void cublaslt_gemms() {
     real result = 0;
     floatX bias{};
     Gemm<real> mixed = {.out = &result, .a = &bias, .b = &bias, .m = 1, .n = 1, .k = 1, .bias = &bias};
-    if (sizeof(floatX) == 2) refuses("want one type", [&] { multiply(mixed); });
+    if (sizeof(floatX) == 2) refuses("must have one type", [&] { multiply(mixed); });
     Gemm<floatX> plain = {.out = nullptr, .a = nullptr, .b = nullptr, .m = 24, .n = 40, .k = 48,
                           .transpose_b = true, .lda = 56, .ldb = 56};
     for (int off : {1, 2}) gemm_is_loops(text("operands %d values further", off), plain, multiply, off);

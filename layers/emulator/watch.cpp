@@ -68,7 +68,7 @@ constexpr size_t shared_bytes = 1 << 20;
 char* map(size_t bytes) {
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
-    if (p == MAP_FAILED) fail("SANITIZE=thread wants %zu bytes of address space", bytes);
+    if (p == MAP_FAILED) fail("SANITIZE=thread needs %zu bytes of address space", bytes);
     return (char*)p;
 }
 

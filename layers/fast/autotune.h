@@ -93,7 +93,7 @@ struct Autotuner {
             measured = all;  // whichever rank chose first decides for all
             generation++;
         } catch (const Error& e) {
-            fprintf(stderr, "note: choices are not kept: %s\n", e.what());
+            fprintf(stderr, "note: autotuning choices are not saved: %s\n", e.what());
         }
     }
 

@@ -69,7 +69,7 @@ struct MatmulDescriptor {
         }
 
         if (!std::is_same_v<Out, floatX> && (g.bias || g.gelu_input))
-            fail("an epilogue of a GEMM: its result, bias and GELU's input want one type");
+            fail("an epilogue of a GEMM: its result, bias and GELU's input must have one type");
         if (g.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias);
         if (g.up || g.gelu_input) {
             const void* aux = g.up ? g.up : g.gelu_input;

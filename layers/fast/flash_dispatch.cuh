@@ -20,13 +20,13 @@ namespace gpu {
 // calls `call` with the head size as a constant; a template, so that only a bf16 floatX compiles the kernels
 template <class Function>
 void with_head_size(int HS, Function call) {
-    if constexpr (sizeof(floatX) != 2) fail("flash attention on this device wants bf16");
+    if constexpr (sizeof(floatX) != 2) fail("flash attention on this device requires bf16");
     else if (HS == 64) call(Constant<64>());
     else if (HS == 80) call(Constant<80>());
     else if (HS == 96) call(Constant<96>());
     else if (HS == 128) call(Constant<128>());
     else if (HS == 160) call(Constant<160>());
-    else fail("flash attention: a head size of %d: wants 64, 80, 96, 128 or 160", HS);
+    else fail("flash attention: a head size of %d: expected 64, 80, 96, 128 or 160", HS);
 }
 
 // whether this program has sm_90a's code: a build for another architecture has these kernels too, but empty

@@ -1,6 +1,6 @@
 // fp8_linear.cuh   the GEMMs of linear.cuh in fp8, for --fp8: what fp8_round.cuh has rounded
 //   Sums are fp32, in forward with FAST_ACCUM's fewer bits (cublaslt.h); y, dx are floatX; dw, db real. All
-//   sizes are multiples of 16. An fp8 GEMM wants the summed dimension last in both operands, so backward uses
+//   sizes are multiples of 16. An fp8 GEMM has the summed dimension last in both operands, so backward uses
 //   transposed copies.
 //   communicates: nothing    cost: that of linear.cuh at twice the rate
 #pragma once
@@ -59,7 +59,7 @@ void RoundWeight::execute(Stream s) const { ::fp8::round_weight(w, fp8, C, OC, s
 template <>
 void InFp8<LinearForward>::execute(Stream s) const {
     auto [y, x, w, b, N, C, OC, residual] = layer;
-    if (residual) fail("a linear layer in 8 bits adds no residual: a defect of this program");
+    if (residual) fail("a linear layer in fp8 adds no residual: this is a bug");
     if (!in.x_is_rounded) ::fp8::round_input(x, in.x, fp8, N, C, s);
     ::fp8::matmul_forward(y, w, b, in.x, fp8, N, C, OC, s);
 }

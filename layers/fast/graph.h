@@ -74,8 +74,8 @@ public:
             graph->run(s, work);
         } catch (const DeviceError& e) {
             if (must_capture) throw;
-            fprintf(stderr, "note: a step cannot be captured as a CUDA graph (%s): call by call instead\n",
-                    e.what());
+            fprintf(stderr, "note: a step cannot be captured as a CUDA graph (%s): running it call by call "
+                            "instead\n", e.what());
             failed = true;
             graph = nullptr;
             return work();

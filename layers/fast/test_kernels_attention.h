@@ -121,7 +121,7 @@ void kernels_flash_attention() {
     check(error.empty(), "flash attention of 70,400 heads: " + error);
     emulated::executes = true;
 #endif
-    refuses("wants 64, 80, 96, 128 or 160", [] {
+    refuses("expected 64, 80, 96, 128 or 160", [] {
         FlashForward{(floatX*)nullptr, nullptr, (const floatX*)nullptr, {1, 1, 1, 32}}.gpu(nullptr);
     });
 }

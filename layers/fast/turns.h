@@ -20,8 +20,8 @@ inline bool take_expired_wait(Stream) { return false; }
 // the results of `what` are refused if a wait of the kernels that made them has expired; waits for the stream
 inline void refuse_expired_waits(const char* what, Stream s) {
     if (take_expired_wait(s))
-        fail("%s: a wait in flash attention's kernels has expired: results are wrong; go on from the last "
-             "checkpoint with --attention materialised, and report it", what);
+        fail("%s: a wait in flash attention's kernels has expired: results are wrong; resume from the last "
+             "checkpoint with --attention materialised, and report this", what);
 }
 
 #if KERNELS_HERE
@@ -92,8 +92,8 @@ inline void publish(int* turn, int value) {
     // missing barriers may not show in the results, so they are checked here; a watched build checks accesses
     bool waited = t.turn == turn && t.turn_value == value - 1;
     if (!emulated::watch::on && !(waited && (t.bulk_is_done || t.barriers >= t.turn_barriers + 2)))
-        fail("publish: wants a wait_until by the same thread, then a barrier, and one before publish, or the "
-             "end of its bulk copies");
+        fail("publish: requires a wait_until by the same thread, then a barrier, and one before publish, or "
+             "the end of its bulk copies");
     __atomic_store_n(turn, value, __ATOMIC_RELEASE);
     emulated::block_waits.publish();
 }
@@ -102,7 +102,7 @@ inline float2 load_from_l2(const float2* x) {
     long known = emulated::worker->threads[emulated::worker->current].turn_known;
     if (!emulated::watch::on &&
         (!known || known < emulated::worker->latest_turn[emulated::worker->current / 128]))
-        fail("load_from_l2: wants a wait_until in this warpgroup or block, and a barrier behind it");
+        fail("load_from_l2: requires a wait_until in this warpgroup or block, and a barrier behind it");
     return load_whole(x);
 }
 #endif

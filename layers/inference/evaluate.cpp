@@ -21,32 +21,32 @@ int InferenceJobs::vocabulary() const { return tasks.empty() ? 0 : tasks[0].voca
 InferenceJobs open_jobs(const Options& o) {
     InferenceJobs jobs;
     bool prints = comm::world_rank() == 0;
-    if (!o.generate.empty() && o.resume.empty()) fail("--generate wants a trained model: give --resume DIR");
+    if (!o.generate.empty() && o.resume.empty()) fail("--generate needs a trained model: give --resume DIR");
     if (!o.generate.empty() && !o.evaluate.empty()) fail("--generate and --evaluate: give one of them");
     bool reads_file = o.prompts() && !o.serves();
     if (!o.results.empty() && o.evaluate.empty() && !reads_file)
-        fail("--results %s: wants --evaluate FILE.eval, or --generate FILE.jsonl", o.results.c_str());
+        fail("--results %s: requires --evaluate FILE.eval, or --generate FILE.jsonl", o.results.c_str());
     if (reads_file) jobs.prompts = read_prompts(o);
     if (!o.generate.empty() && !o.train.empty() && prints)
         fprintf(stderr, "note: with --generate nothing is trained, and --train is not read\n");
     std::error_code none;
     bool takes_text = !o.generate.empty() && !o.prompts() && o.generate != "-";
     if (takes_text && std::filesystem::is_regular_file(o.generate, none))
-        fail("--generate %s: is a file, and this option takes a text: --generate - < %s continues the "
-             "file's; FILE.jsonl has a prompt a line", o.generate.c_str(), o.generate.c_str());
+        fail("--generate %s: is a file, but this option takes text: --generate - < %s continues the file's "
+             "text; FILE.jsonl has one prompt per line", o.generate.c_str(), o.generate.c_str());
 
     bool is_named = o.generate.find_first_of(" \t\n") == std::string::npos &&
         (o.generate.ends_with(".txt") || o.generate.ends_with(".json"));
     if (takes_text && is_named)
-        fail("--generate %s: there is no such file, and as a text it is unlikely: --generate - < FILE "
-             "continues a file's text; FILE.jsonl has a prompt a line", o.generate.c_str());
+        fail("--generate %s: there is no such file, and it does not look like text: --generate - < FILE "
+             "continues a file's text; FILE.jsonl has one prompt per line", o.generate.c_str());
 
     refuse_overwriting({o.results}, reads_file ? std::vector<std::string>{o.generate} : o.evaluate);
 
     if (!o.results.empty() && std::filesystem::is_regular_file(o.results, none)) {
         InputFile before(o.results);
         if (before.size && before.read<char>(0, "results") != '{')
-            fail("--results %s: exists, and holds no results: give another name", o.results.c_str());
+            fail("--results %s: exists, but holds no results: give another name", o.results.c_str());
     }
     if (!o.results.empty() && prints) FileWriter probe(o.results);
     if (!o.evaluate.empty() && o.inference() && o.resume.empty() && prints)
@@ -61,12 +61,12 @@ void check_tasks(InferenceJobs& jobs, const Options& o) {
     std::set<std::string> names;
     for (auto& task : jobs.tasks) {
         if (!names.insert(task_name(task)).second)
-            fail("--evaluate %s: another file has %s already: give one of them, or other names",
+            fail("--evaluate %s: another file already has the name %s: give one of them, or rename one",
                  task.path.c_str(), task_name(task).c_str());
         if (task.vocabulary != o.vocabulary)
             fail(
-                "%s: has a vocabulary of %d, the model of %d: make it again, ./tasks --vocabulary with the "
-                "model's",
+                "%s: has vocabulary size %d, the model %d: make it again with the model's vocabulary "
+                "(./tasks --vocabulary)",
                 task.path.c_str(), task.vocabulary, o.vocabulary);
         leave_out_long(task, o.sequence, o.long_continuations == "refuse");
     }

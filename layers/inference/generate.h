@@ -17,7 +17,7 @@
 inline void check_logits(const std::vector<real>& logits) {
     for (real x : logits)
         if (std::isnan(x) || x == INFINITY)
-            fail("the model's logits are not numbers: go on from an earlier checkpoint");
+            fail("the model's logits are not numbers: resume from an earlier checkpoint");
 }
 
 // logits (V); u uniform in [0, 1)

@@ -52,7 +52,7 @@ PromptLine parse_prompt(const Json& json, const std::string& where, const Option
         const std::string& key = member.first;
         const Json& value = member.second;
         auto number_of = [&](double least, bool whole) {
-            if (value.kind != Json::Number) fail("%s: \"%s\" wants a number", where.c_str(), key.c_str());
+            if (value.kind != Json::Number) fail("%s: \"%s\": expected a number", where.c_str(), key.c_str());
             try {
                 return parse_number(key, value.text, least, whole);
             } catch (const Error& e) {
@@ -76,10 +76,10 @@ PromptLine parse_prompt(const Json& json, const std::string& where, const Option
         else if (key == "stop" && value.kind == Json::Array)
             for (auto& s : value.items) p.stop.push_back(s.string(where));
         else if (key == "top_p")
-            fail("%s: \"top_p\" %s: wants at most 1", where.c_str(), value.text.c_str());
+            fail("%s: \"top_p\" %s: must be at most 1", where.c_str(), value.text.c_str());
         else
-            fail("%s: \"%s\": wants prompt, answer, samples, seed, tokens, temperature, top_k, "
-                 "top_p, repetition, or stop with an array", where.c_str(), key.c_str());
+            fail("%s: \"%s\": expected prompt, answer, samples, seed, tokens, temperature, top_k, top_p, "
+                 "repetition, or stop with an array", where.c_str(), key.c_str());
     }
 
     for (auto& s : p.stop) if (s.empty()) fail("%s: \"stop\" has an empty string", where.c_str());
@@ -100,11 +100,12 @@ inline std::vector<Prompt> read_prompts(const Options& o) {
         json.at("prompt", where);
         PromptLine one = parse_prompt(json, where, o, [](auto&, auto&) { return false; });
         if (out.size() + (size_t)one.samples > most_prompts)
-            fail("%s: makes more than %zu answers in all: give several files", where.c_str(), most_prompts);
+            fail("%s: asks for more than %zu answers in all: split it into several files", where.c_str(),
+                 most_prompts);
         for (int s = 0; s < one.samples; s++) out.push_back(one.sample(s, out.size()));
     }
 
     if (out.empty())
-        fail("%s: has no prompts: wants a line {\"prompt\": \"…\"} for each", o.generate.c_str());
+        fail("%s: has no prompts: expected a line {\"prompt\": \"…\"} for each", o.generate.c_str());
     return out;
 }

@@ -37,14 +37,14 @@ inline void leave_out_long(EvalFile& file, int T, bool strict) {
         longest = std::max(longest, most);
         if (most > T && strict)
             fail("%s: %s line %lld has a continuation of %lld tokens, the model takes %d: leave out "
-                 "--long-continuations refuse, or take a model with a longer --sequence", file.path.c_str(),
+                 "--long-continuations refuse, or use a model with a longer --sequence", file.path.c_str(),
                  file.from.c_str(), (long long)d.line, (long long)most, T);
         return most > T;
     });
     file.left_out = (long)(before - file.documents.size());
     if (file.documents.empty())
         fail("%s: every document has a continuation of more than the %d tokens that the model takes (up to "
-             "%lld): take a model with a longer --sequence", file.path.c_str(), T, (long long)longest);
+             "%lld): use a model with a longer --sequence", file.path.c_str(), T, (long long)longest);
 }
 
 // A batch's rows are padded to a multiple of this: of t with sequence parallelism, so that ranks have equal

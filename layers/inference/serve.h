@@ -152,7 +152,7 @@ inline std::vector<ServedText> parse_request(const Json& json, int64_t id, const
 
     json.at("prompt", "a request");
     if (t.text.logprobs > most_logprobs)
-        fail("\"logprobs\" %d: wants at most %d", t.text.logprobs, most_logprobs);
+        fail("\"logprobs\" %d: must be at most %d", t.text.logprobs, most_logprobs);
 
     t.text.tokens = tokens ? *tokens : encode_text(v, line.prompt.text);
     if (t.text.tokens.empty()) t.text.tokens.push_back(v.end_of_text);
@@ -161,7 +161,7 @@ inline std::vector<ServedText> parse_request(const Json& json, int64_t id, const
 
     if (t.is_computed() && (int)t.text.tokens.size() > shape.T)
         fail("the prompt has %zu tokens, the model takes %d: shorten it", t.text.tokens.size(), shape.T);
-    if (line.samples > most_samples) fail("\"samples\" %d: wants at most %d", line.samples, most_samples);
+    if (line.samples > most_samples) fail("\"samples\" %d: must be at most %d", line.samples, most_samples);
 
     std::vector<ServedText> out;
     for (int s = 0; s < line.samples; s++) {

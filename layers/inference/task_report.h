@@ -174,7 +174,7 @@ inline std::string not_finite(const std::vector<TaskResult>& results) {
     for (auto& r : results)
         for (auto& s : r.scores)
             if (!std::isfinite(s.log_likelihood))
-                return text("%s: some log-likelihoods are not numbers: go on from an earlier checkpoint",
+                return text("%s: some log-likelihoods are not numbers: resume from an earlier checkpoint",
                             r.file->path.c_str());
     return "";
 }

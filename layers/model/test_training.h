@@ -333,7 +333,7 @@ void test_overfit() {
         check(same, "two runs are equal to the last bit");
     }
 
-    check(loss < 0.1, text("overfits one batch: loss %.3f after 60 steps, wants below 0.1", loss));
+    check(loss < 0.1, text("overfits one batch: loss %.3f after 60 steps, expected below 0.1", loss));
     // generation with the key-value cache gives the logits of a whole pass
     std::vector<int> tokens(samples.begin(), samples.begin() + T);
     auto logits_after = [&](int done) {  // of all tokens, of which those before `done` are in the cache

@@ -50,7 +50,7 @@ class StepInvariants : public Listener {
     [[noreturn]] void broken(const Activity& a, const char* format, Values... values) const {
         std::string path = a.where.file_name(), file = path.substr(path.rfind('/') + 1);
         std::string line = a.where.line() ? text(" (%s:%u)", file.c_str(), (unsigned)a.where.line()) : "";
-        fail("%s%s in %s, micro-batch %d, layer %d: %s: a defect of this program", a.name, line.c_str(),
+        fail("%s%s in %s, micro-batch %d, layer %d: %s: this is a bug", a.name, line.c_str(),
              pass_names[(int)a.place.pass], a.place.micro_batch, a.place.layer,
              text(format, values...).c_str());
     }

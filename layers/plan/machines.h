@@ -67,8 +67,8 @@ inline Hardware hardware_from_numbers(const std::string& given) {
         size_t equals = word.find('=');
         std::string name = word.substr(0, equals);
         if (equals == word.npos || !of.count(name))
-            fail("--hardware %s: %s: wants memory=GB,tflops=N,bandwidth=GB/s and, if they differ, gpus=8 (of "
-                 "a node), link=25 and network=12.5 (GB/s)", given.c_str(), word.c_str());
+            fail("--hardware %s: %s: expected memory=GB,tflops=N,bandwidth=GB/s and, if they differ, gpus=8 "
+                 "(of a node), link=25 and network=12.5 (GB/s)", given.c_str(), word.c_str());
         of[name] = parse_number("hardware " + name, word.substr(equals + 1), 1e-3, name == "gpus");
         if (of[name] > 1e6)
             fail("--hardware %s: %s: is in GB, TFLOP/s and GB/s: memory=80 is 80 GB", given.c_str(),
@@ -92,7 +92,7 @@ inline Hardware find_hardware(const std::string& name) {
     std::string near = nearest(name, names);
     bool is_near = edit_distance(name, near) <= 2;
     fail("--hardware %s: unknown: %schoose one of%s, or give memory=GB,tflops=N,bandwidth=GB/s", name.c_str(),
-         is_near ? text("did you mean %s? Else ", near.c_str()).c_str() : "", all.c_str());
+         is_near ? text("did you mean %s? Otherwise ", near.c_str()).c_str() : "", all.c_str());
 }
 
 // the machine named, else the one we run on; if that is in no table, with --plan, the best documented one
@@ -106,7 +106,7 @@ inline Hardware choose_hardware(const Options& o) {
     found.efficiency = o.gemm_efficiency;
     if (o.network_rate > 0) found.network = 1e9 * o.network_rate;
     if (o.fp8 == "yes" && found.gpu.fp8 == 0)
-        fail("--fp8 yes on %s: it has no GEMMs of 8-bit numbers: choose another --hardware", found.name);
+        fail("--fp8 yes on %s: it has no FP8 GEMMs: choose another --hardware", found.name);
     return found;
 }
 

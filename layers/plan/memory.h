@@ -23,7 +23,7 @@ inline void check_memory(const Model& model, const Optimizer& optimizer, const S
     taken.push_back(optimizer.memory);
     for (size_t i = 0; i < planned.memory.size(); i++)
         if (planned.memory[i].bytes != taken[i].bytes)
-            fail("%s: %zu bytes were planned, %zu taken: a defect of this program", planned.memory[i].name,
+            fail("%s: %zu bytes were planned, %zu taken: this is a bug", planned.memory[i].name,
                  planned.memory[i].bytes, taken[i].bytes);
 }
 
@@ -65,7 +65,7 @@ inline void check_memory_suffices(const Run& run, double planned) {
     double most = host_is_device ? memory_of_a_rank() : INFINITY;  // a GPU refuses by itself
     std::string error;
     if (planned > most)
-        error = text("%.2f GB are planned, a rank may take %.2f GB here: choose %smore ranks on other hosts, "
+        error = text("%.2f GB are planned, a rank may use %.2f GB here: choose %smore ranks on other hosts, "
                      "or a smaller model", planned * 1e-9, most * 1e-9, savings_left(run.options).c_str());
     comm::end_on_error(error);
 }
@@ -98,9 +98,9 @@ inline void choose_micro_batch(Run& run, double bytes, const Target& target = {}
         best = b;
     }
 
-    if (!best && !wanted) fail("--micro-batch auto: of 1: %s", refused.c_str());
+    if (!best && !wanted) fail("--micro-batch auto: not even 1 is possible: %s", refused.c_str());
     if (!best)
-        fail("--micro-batch auto: even 1 wants %.2f GB, a rank may take %.2f: choose %smore ranks or a "
+        fail("--micro-batch auto: even 1 needs %.2f GB, a rank may use %.2f: choose %smore ranks or a "
              "smaller model", wanted * 1e-9, bytes * 1e-9, savings_left(o).c_str());
     o.micro_batch = best;
 }

@@ -14,7 +14,7 @@
 void check_trace(const Run& run) {
     const Options& o = run.options;
     if (o.profile && run.last_step < run.state.step + 3)
-        fail("--profile: the run ends at step %ld, and is at step %ld: wants three steps at least",
+        fail("--profile: the run ends at step %ld, and is at step %ld: at least three steps are needed",
              run.last_step, run.state.step);
     if (o.trace.empty() && o.record.empty()) return;
     if (o.trace_step <= run.state.step || o.trace_step > run.last_step)
@@ -160,7 +160,7 @@ public:
         bool prints = run.is_rank0() && !steps.empty();
         if (prints) print_table(planned_bytes, taken_bytes, least, most, predicted);
         if (!who.empty())
-            comm::end_on_error(text("plan and run DIFFER on rank %s: a defect of this program",
+            comm::end_on_error(text("plan and run DIFFER on rank %s: this is a bug",
                                         comm::rank_list(who).c_str()));
         int ranks = run.grid.world.size;
         if (prints)

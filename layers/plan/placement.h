@@ -30,8 +30,8 @@ inline std::vector<Host> read_hosts(const std::string& path, int slots) {
             long given = word.rfind("slots=", 0) == 0 ? strtol(word.c_str() + 6, &end, 10) : 0;
             count = (int)given;
             if (!end || *end || given < 1 || given > 4096)
-                fail("--hosts %s line %d: \"%s\": wants slots=N with N from 1 to 4096", path.c_str(), number,
-                     word.c_str());
+                fail("--hosts %s line %d: \"%s\": expected slots=N with N from 1 to 4096", path.c_str(),
+                     number, word.c_str());
         }
 
         auto same = [&](const Host& h) { return h.name == name; };
@@ -41,7 +41,7 @@ inline std::vector<Host> read_hosts(const std::string& path, int slots) {
     }
 
     if (hosts.empty())
-        fail("--hosts %s: names no host: wants a line a host, as node17 slots=8", path.c_str());
+        fail("--hosts %s: names no host: expected one line per host, as in node17 slots=8", path.c_str());
     return hosts;
 }
 
@@ -83,7 +83,7 @@ public:
             for (int i = 0; i < hosts[h].slots && (int)host_of.size() < plan.world(); i++)
                 host_of.push_back((int)h);
         if ((int)host_of.size() < plan.world())
-            fail("--hosts %s: has %zu hosts with room for %zu ranks, wants room for %d: add hosts, or lower "
+            fail("--hosts %s: has %zu hosts with room for %zu ranks, needs room for %d: add hosts, or lower "
                  "--world-size", path.c_str(), hosts.size(), host_of.size(), plan.world());
         for (int rank = 0; rank < plan.world(); rank++) count(rank);
     }

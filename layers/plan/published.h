@@ -116,8 +116,8 @@ inline void show_plan(const Run& run) {
 
     Hardware h = choose_hardware(o);
     if (o.hardware.empty() && device_name().find(h.gpu.name) == std::string::npos)
-        fprintf(stderr, "note: planned for %s, as this machine is in no table: --hardware plans for another, "
-                "for this one (here), or for your own numbers\n", h.name);
+        fprintf(stderr, "note: planned for %s, as this machine is not in the table: --hardware plans for "
+                "another one, for this one (here), or for your own numbers\n", h.name);
     if (o.plan == "search") return (void)fputs(search(run, h).c_str(), stdout);
     Plan p = whole_plan(run, h);
     std::string hosts = o.hosts.empty() ? "" : Placement(p, o.hosts).print();
@@ -134,7 +134,7 @@ inline void show_plan(const Run& run) {
     }
 
     if (!p.fits())
-        fail("a rank wants %.1f GB, %s has %.0f; %s", p.gpu_bytes() * 1e-9,
+        fail("a rank needs %.1f GB, but %s has %.0f; %s", p.gpu_bytes() * 1e-9,
              h.is_known() ? text("a GPU of %s", h.name).c_str() : "this machine", h.gpu.memory * 1e-9,
              what_would_fit(run, h).c_str());
 }

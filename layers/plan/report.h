@@ -16,11 +16,11 @@ inline void prove_grid(const Plan& plan) {
         at.place(rank);
         bool inside = at.tensor < g.t && at.data < g.d && at.stage < g.p;
         if (!inside || at.rank_of(at.tensor, at.data, at.stage) != rank)
-            fail("rank %d is misplaced: a defect of this program", rank);
+            fail("rank %d is misplaced: this is a bug", rank);
         seen[at.tensor + g.t * (at.data + g.d * at.stage)]++;
     }
     for (int place = 0; place < plan.world(); place++)
-        if (seen[place] != 1) fail("place %d has %d ranks: a defect of this program", place, seen[place]);
+        if (seen[place] != 1) fail("place %d has %d ranks: this is a bug", place, seen[place]);
 }
 
 // checks all stages of each batch's schedule against one another; returns how many
@@ -155,7 +155,7 @@ inline std::string time_report(const Plan& plan) {
         "GEMMs of this program %.4g\n",
         model, done, gemms);
 
-    out += text("  bubble        %.1f %% of the ideal time by the formula; the mean stage stands idle for "
+    out += text("  bubble        %.1f %% of the ideal time by the formula; the average stage is idle for "
                 "%.1f %% of the step\n", 100 * bubble(plan), 100 * step.idle());
 
     Recipe r = recipe_of(plan);

@@ -15,25 +15,25 @@ inline void check_plan_options(Options& o) {
     if (!o.hardware.empty()) find_hardware(o.hardware);
 
     if (o.gemm_efficiency > 1)
-        fail("--gemm-efficiency %g: wants a share of the peak, at most 1", o.gemm_efficiency);
+        fail("--gemm-efficiency %g: must be a share of the peak, at most 1", o.gemm_efficiency);
 
     if (o.plan.empty()) {
         for (const char* name :
              {"plan-json", "hosts", "timeline", "hardware", "network-rate", "file-system-rate"})
-            if (o.has(name)) fail("--%s wants --plan", name);
+            if (o.has(name)) fail("--%s requires --plan", name);
         if (o.world_size && o.world_size != comm::world_size())
             fail("--world-size %d: %d ranks were started: start %d, or leave the option out", o.world_size,
                  comm::world_size(), o.world_size);
         return;
     }
 
-    if (o.plan_json == "-" && o.has("hosts")) fail("--hosts prints a text: give --plan-json a FILE");
+    if (o.plan_json == "-" && o.has("hosts")) fail("--hosts prints text: give --plan-json a FILE");
     if (o.plan != "this" && o.plan != "search" && o.plan != "published")
-        fail("--plan %s: wants nothing, search or published", o.plan.c_str());
+        fail("--plan %s: expected nothing, search or published", o.plan.c_str());
 
     for (const char* name : {"plan-json", "hosts", "timeline"})
         if (o.plan != "this" && o.has(name))
-            fail("--%s wants one layout: give --plan without %s", name, o.plan.c_str());
+            fail("--%s requires a single layout: give --plan without %s", name, o.plan.c_str());
     for (const char* name : {"trace", "record", "profile", "generate"})
         if (o.has(name)) fail("--%s does not go with --plan: nothing runs then", name);
     if ((long)o.tensor_parallel * o.pipeline_parallel > 1 << 24)
@@ -160,7 +160,7 @@ inline std::string what_would_fit(const Run& run, const Hardware& h) {
         with.recompute = "full";
         attempt(savings + " --recompute full", with);
     }
-    return found ? "these would:" + out : "no saving would: plan for more ranks";
+    return found ? "these would fit:" + out : "no saving is enough: plan for more ranks";
 }
 
 // ---- search ----------------------------------------------------------------------------------------------
@@ -277,9 +277,9 @@ inline std::string search(const Run& run, const Hardware& h) {
         h.gpu.memory * 1e-9, good.size());
     if (all.empty())
         return out +
-            text("  no tensor x pipeline of %d heads and %d layers divides %d ranks so that --batch %d goes "
-                 "round the replicas: choose other ranks or another batch\n",
-                 run.options.heads, run.state.shape.L, run.grid.world.size, run.options.batch);
+            text("  no tensor x pipeline for %d heads and %d layers divides %d ranks into a number of "
+                 "replicas that divides --batch %d: choose other ranks or another batch\n", run.options.heads,
+                 run.state.shape.L, run.grid.world.size, run.options.batch);
 
     if (!run.options.has("batch"))
         out += text("  note: --batch was not given; larger batches favour other layouts\n");

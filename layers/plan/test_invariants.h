@@ -37,7 +37,7 @@ void test_invariants() {
     };
     auto has = [](const std::string& said, const char* says, const char* what) {
         check(said.find(says) != std::string::npos,
-              text("%s: wants '%s', has '%s'", what, says, said.c_str()));
+              text("%s: expected '%s', has '%s'", what, says, said.c_str()));
     };
     auto finds = [&](const char* what, const char* says, std::function<void(Activity&)> change) {
         has(found(std::move(change)), says, what);

@@ -113,13 +113,13 @@ void test_plan_simulation() {
     for (int p : {1, 2, 4, 7})
         for (int m : {7, 8, 30}) {
             double wants = (m + p - 1) * 3.0, got = play({p, m, 1, m}, 1, 2, 0).seconds;
-            check(std::abs(got - wants) < 1e-9, text("1F1B p %d m %d: %g, wants %g", p, m, got, wants));
+            check(std::abs(got - wants) < 1e-9, text("1F1B p %d m %d: %g, expected %g", p, m, got, wants));
         }
     for (int v : {2, 3})  // arXiv 2104.04473: the bubble is cut by v
         for (int p : {2, 4}) {
             double wants = 8 * 3.0 + (p - 1) * 3.0 / v, got = play({p, 8, v, p}, 1, 2, 0).seconds;
             check(std::abs(got - wants) < 1e-9,
-                  text("interleaved p %d v %d: %g, wants %g", p, v, got, wants));
+                  text("interleaved p %d v %d: %g, expected %g", p, v, got, wants));
         }
 
     // neighbours wait for one message in turn: one more micro-batch costs its work and one message
@@ -161,7 +161,7 @@ void test_plan_hosts() {
         for (auto& [group, t] : stage.work.at(16).traffic) sent += 4 * (double)t.sent * 1e-9;
     check(std::abs(listed / sent - 1) < 1e-3, text("%g GB listed, %g sent", listed, sent));
     write_file(path, "a slots=4\nb\n");
-    refuses("wants room for 16", [&] { Placement(p, path); });
+    refuses("needs room for 16", [&] { Placement(p, path); });
     for (const char* bad :
          {"a slots=x\n", "a slots=0\n", "a slots=\n", "a slots=4294967297\n", "a slots = 2\n"}) {
         write_file(path, bad);
@@ -173,8 +173,8 @@ void test_plan_hosts() {
     refuses("choose one of dgx-a100", [&] { plan_of("--hardware dgx"); });
     refuses("did you mean rtx-4090?", [&] { plan_of("--hardware rtx4090"); });
     refuses("memory=80 is 80 GB", [&] { plan_of("--hardware memory=24e9,tflops=165,bandwidth=1008"); });
-    refuses("wants FILE.json", [&] { plan_of("--timeline x.png"); });
-    refuses("wants nothing, search or published", [&] { resolved_plan("all"); });
+    refuses("expected FILE.json", [&] { plan_of("--timeline x.png"); });
+    refuses("expected nothing, search or published", [&] { resolved_plan("all"); });
 }
 
 // the advice holds: each suggestion, once taken, fits; options that were given stay as they are
@@ -300,7 +300,7 @@ void test_plan_forms() {
         if (name.rfind("linear_", 0) == 0) products += o.flops;
     const ModelShape& m = one.shape;
     double wanted = 72.0 * tokens * m.L * m.C * m.C + 6.0 * tokens * m.C * m.Vp;
-    check(std::abs(products / wanted - 1) < 1e-12, text("products of %g FLOPs, wants %g", products, wanted));
+    check(std::abs(products / wanted - 1) < 1e-12, text("products of %g FLOPs, not %g", products, wanted));
 }
 
 // what every rank of a layout lists: together exactly the whole model

@@ -34,7 +34,7 @@ std::vector<Instruction> recorded_instructions(const std::vector<Json>& lines) {
 }
 
 void check_record(const std::vector<std::string>& words) {
-    if (words.size() != 1) fail("check-record: wants one FILE that --record wrote");
+    if (words.size() != 1) fail("check-record: expected one FILE that --record wrote");
     std::ifstream file(words[0]);
     std::string text_line;
     if (!std::getline(file, text_line)) fail("%s: cannot be read", words[0].c_str());

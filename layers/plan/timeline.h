@@ -83,6 +83,6 @@ inline void save_timeline(const std::string& path, const std::vector<Timeline>& 
 
 inline void check_timeline_path(const char* option, const std::string& path) {
     if (!path.empty() && !path.ends_with(".json"))
-        fail("--%s %s: wants FILE.json, of which scripts/draw.py timeline makes a picture", option,
+        fail("--%s %s: expected FILE.json, from which scripts/draw.py timeline makes a picture", option,
              path.c_str());
 }

@@ -29,7 +29,7 @@ Allocation allocate(const char* name, Walk walk) {
     Arena arena = {name, (char*)device_malloc(measured ? measured : 1, name)};
     walk(arena);
     if (arena.used != measured)
-        fail("%s: %zu bytes were measured, %zu placed: a defect of this program", name, measured, arena.used);
+        fail("%s: %zu bytes were measured, %zu placed: this is a bug", name, measured, arena.used);
     return {name, arena.base, measured};
 }
 

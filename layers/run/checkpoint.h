@@ -52,7 +52,7 @@ inline std::string spikes_text(const RunState& s) {
 
 inline void read_spikes(RunState& s, const Json& array, const std::string& name) {
     if (array.items.size() != 7)
-        fail("%s: has %zu numbers in spikes, wants 7", name.c_str(), array.items.size());
+        fail("%s: has %zu numbers in spikes, expected 7", name.c_str(), array.items.size());
     for (int i = 0; i < 2; i++)
         (i ? s.norms : s.losses) = {array.items[3 * i].number(name), array.items[3 * i + 1].number(name),
                                     array.items[3 * i + 2].integer(name)};
@@ -172,7 +172,7 @@ struct Checkpoint {
         Json index = Json::parse(file.view(), name);
         const Json* format = index.find("format");
         if (!format || format->text != "train_gpt checkpoint")
-            fail("%s: is no checkpoint of this program", name.c_str());
+            fail("%s: is not a checkpoint of this program", name.c_str());
         check_version(index, name);
         if (end == std::string_view::npos || parse_sum(index, name) != checksum(file.data, end))
             fail("%s: damaged: its checksum differs", name.c_str());
@@ -180,7 +180,7 @@ struct Checkpoint {
         auto number = [&](const Json& object, const char* key, int64_t least, int64_t most) {
             int64_t value = object.at(key, name).integer(name);
             if (value < least || value > most)
-                fail("%s: has %s %lld, wants %lld to %lld", name.c_str(), key, (long long)value,
+                fail("%s: has %s %lld, expected %lld to %lld", name.c_str(), key, (long long)value,
                      (long long)least, (long long)most);
             return value;
         };
@@ -197,7 +197,7 @@ struct Checkpoint {
         state.tokenizer = index.at("tokenizer", name).string(name);
         state.vocabulary_sum = parse_sum(index, name, "vocabulary_checksum");
         if (state.tokenizer != "" && state.tokenizer != "bytes" && state.tokenizer != "bpe")
-            fail("%s: has tokenizer %s, wants bytes or bpe", name.c_str(), state.tokenizer.c_str());
+            fail("%s: has tokenizer %s, expected bytes or bpe", name.c_str(), state.tokenizer.c_str());
         if (state.tokenizer == "bpe") {
             WholeFile vocabulary(folder + "/vocab.bpe");
             if (checksum(vocabulary.data, vocabulary.size) != state.vocabulary_sum)
@@ -214,7 +214,7 @@ struct Checkpoint {
         state.shape = {(int)number(m, "layers", 1, 10000), (int)number(m, "hidden", 1, 1 << 20),
                        (int)number(m, "heads", 1, 1 << 20), (int)number(m, "sequence", 1, 1 << 24),
                        (int)number(m, "vocabulary", 2, 1 << 28), 0};
-        if (state.shape.C % state.shape.NH) fail("%s: its heads do not divide its hidden", name.c_str());
+        if (state.shape.C % state.shape.NH) fail("%s: its heads do not divide its hidden size", name.c_str());
 
         for (auto& f : index.at("files", name).items) add_file(f, name);
         ModelShape whole = state.shape;
@@ -234,7 +234,7 @@ struct Checkpoint {
         int64_t its = index.at("version", name).integer(name);
         const Json* program = index.find("program");
         if (its > version)
-            throw NewerFormat(text("%s: has version %lld of the format, this program reads 1 to %d: go on "
+            throw NewerFormat(text("%s: has version %lld of the format, this program reads 1 to %d: continue "
                                    "with the program that wrote it (%s), or give another folder",
                                    name.c_str(), (long long)its, version,
                                    program ? program->text.c_str() : "newer"));
@@ -243,8 +243,8 @@ struct Checkpoint {
     void check_name() const {
         long named = step_of(folder.substr(folder.rfind('/') + 1));
         if (named >= 0 && named != state.step)
-            fail("%s/index.json: is of step %ld, its folder's name says %ld: was it renamed? give it its own "
-                 "name again", folder.c_str(), state.step, named);
+            fail("%s/index.json: is of step %ld, its folder's name says %ld: was it renamed? restore its "
+                 "name", folder.c_str(), state.step, named);
     }
 
     static uint64_t parse_sum(const Json& object, const std::string& name, const char* key = "checksum") {
@@ -302,7 +302,7 @@ struct Checkpoint {
         size_t bytes = std::filesystem::file_size(f.data, missing);
         if (missing) fail("%s: cannot be read: %s", f.data.c_str(), missing.message().c_str());
         if (bytes != f.bytes)
-            fail("%s: truncated: wants %zu bytes", f.data.c_str(), f.bytes);
+            fail("%s: truncated: expected %zu bytes", f.data.c_str(), f.bytes);
 
         Json table = Json::parse(file.view(), name);
         for (auto& p : table.at("pieces", name).items) {
@@ -366,7 +366,7 @@ struct Checkpoint {
     void check_piece(const Parameter& p, const Piece& piece) const {
         if (piece.shape != p.shape || piece.count.size() != p.shape.size() ||
             piece.start.size() != p.shape.size())
-            fail("%s: tensor %s has shape %s, wants %s", folder.c_str(), p.name.c_str(),
+            fail("%s: tensor %s has shape %s, expected %s", folder.c_str(), p.name.c_str(),
                  json_numbers(piece.shape).c_str(), json_numbers(p.shape).c_str());
 
         long n = 1;
@@ -536,7 +536,7 @@ inline std::vector<Checkpoint> find_checkpoints(const std::string& dir, long bef
     if (before && out.empty() && !list_checkpoints(dir).empty())
         fail("--resume %s: holds no readable checkpoint of a step before %ld", dir.c_str(), before);
     if (before && !out.empty() && out[0].state.step >= before)
-        fail("--resume %s is a checkpoint of step %ld, and --resume-before %ld wants an earlier one: give "
+        fail("--resume %s is a checkpoint of step %ld, but --resume-before %ld requires an earlier one: give "
              "the folder that holds the checkpoints", dir.c_str(), out[0].state.step, before);
     if (out.empty())
         fail("--%s %s: holds no readable checkpoint: %s", option, dir.c_str(),

@@ -139,26 +139,26 @@ inline const std::vector<RunOption> option_table = [] {
         {"results", &O::results, 0, never,
          "JSON file for the results of --evaluate or the answers of --generate"},
         {"save", &O::save, 0, never,
-         "folder for checkpoints, or no (default: a training run that resumes saves back into that folder)"},
+         "folder for checkpoints, or no (default: a resumed training run saves to the folder of --resume)"},
         {"save-every", &O::save_every, 0, with_save, "steps between checkpoints; 0: only at the end"},
         {"save-seconds", &O::save_seconds, 0, with_save, "seconds between checkpoints; 0: by steps only"},
         {"mtbf", &O::mtbf, 0, with_save,
-         "mean hours between failures of the whole machine: checkpoints at Young's interval"},
+         "mean time between failures of the whole machine, in hours; saves at Young's interval"},
         {"save-attempts", &O::save_attempts, 1, with_save,
          "consecutive failed saves after which the run ends"},
         {"keep", &O::keep, 1, with_save, "number of checkpoints to keep"},
         {"resume", &O::resume, 0, never,
-         "folder of checkpoints; continues from the newest intact one, by its recipe but for options given"},
+         "folder of checkpoints; continues from the newest intact one, with its recipe except options given"},
         {"resume-before", &O::resume_before, 0, never,
          "resume only from checkpoints of steps before this one; in a --save folder, the others are renamed "
          "diverged-step-N"},
         {"other-data", &O::other_data, 0, never,
-         "yes: go on from a checkpoint with other training data than it was trained on"},
+         "yes: continue from a checkpoint with training data other than its own"},
         {"metrics", &O::metrics, 0, never,
          "metrics file, one JSON line per step (its tokens_per_second is smoothed, its seconds are not)"},
         {"on-spike", &O::on_spike, 0, with_save,
-         "if loss or norm is not finite or spikes: stop; skip: drop the update; back: return to the newest "
-         "earlier checkpoint and skip the samples since then"},
+         "if loss or norm spikes or is not finite: stop; skip (drop the update); back (return to the newest "
+         "earlier checkpoint and skip the samples since then)"},
         {"spike-z", &O::spike_z, 0, always,
          "a spike is this many standard deviations above the running mean, of at least 30 steps; 0: only "
          "non-finite values"},
@@ -174,8 +174,8 @@ inline const std::vector<RunOption> option_table = [] {
         {"pipeline-group", &O::pipeline_group, 1, never,
          "interleaved: micro-batches per chunk before switching to the next (default: p if possible)"},
         {"recompute", &O::recompute, 0, never,
-         "full: keep only each block's input; light: recompute outputs of layer norm and GELU (--fp8: as "
-         "none); none"},
+         "full: keep only each block's input; light: recompute outputs of layer norm and GELU (with --fp8: "
+         "as none); none"},
         {"attention", &O::attention, 0, never,
          "flash: scores stay on chip; materialised: scores in memory; auto: flash where possible"},
         {"loss-chunk", &O::loss_chunk, 1, never,
@@ -191,10 +191,10 @@ inline const std::vector<RunOption> option_table = [] {
         {"zero", &O::zero, 0, never,
          "1: shard the optimizer state across data-parallel ranks (ZeRO-1); 0: replicate it"},
         {"check-every", &O::check_every, 0, never,
-         "every this many steps, compute gradients twice and compare replicated state bitwise; 0: never"},
+         "steps between checks that compute gradients twice and compare replicated state bitwise; 0: none"},
         {"comm-timeout", &O::comm_timeout, 1, never,
          "seconds that a collective or message may wait for other ranks before the run is aborted (NCCL: "
-         "since the call before it ended, with what the device computes before it)"},
+         "from the end of the previous call, including what the device computes in between)"},
         {"graph", &O::graph, 0, never,
          "yes or no: run a step as one CUDA graph (multiple ranks: NCCL); auto: on one rank, if faster"},
         {"tuning", &O::tuning, 0, never,
@@ -204,7 +204,7 @@ inline const std::vector<RunOption> option_table = [] {
          "published: plans of published runs",
          "this"},
         {"plan-json", &O::plan_json, 0, never,
-         "with --plan: write JSON to FILE, or nothing but JSON to standard output (-)"},
+         "with --plan: write JSON to FILE; -: print JSON alone to standard output"},
         {"world-size", &O::world_size, 1, never,
          "number of ranks; with --plan, ranks to plan for (default: t p), otherwise ranks required"},
         {"hardware", &O::hardware, 0, never,
@@ -263,7 +263,7 @@ inline Options parse_options(int argc, char** argv) {
     // the command line wins over the file
     take(read_option_file(options.config, option_table, options.given,
                           [](auto& words, const std::string& where) {
-        if (words[0] == "config") fail("%sa config file names no other", where.c_str());
+        if (words[0] == "config") fail("%sa config file cannot name another", where.c_str());
         return false;
     }));
     return options;
@@ -299,13 +299,13 @@ constexpr HelpHeading help_headings[] = {
     {"learning-rate", "Optimizer"}, {"evaluate-every", "Evaluation and generation"},
     {"save", "Checkpoints"}, {"metrics", "Metrics, loss spikes, slow ranks"},
     {"tensor-parallel", "Parallelism"}, {"recompute", "Memory, precision, kernels"},
-    {"check-every", "Checks and tuning"}, {"plan", "Planning"}, {"trace", "A look into a step"},
+    {"check-every", "Checks and tuning"}, {"plan", "Planning"}, {"trace", "Inspecting a step"},
     {"config", "Other"}};
 
 inline std::string help_text() {
     std::string out =
         "usage: ./train_gpt --train FILE [--OPTION VALUE]…                    trains a model\n"
-        "       ./train_gpt --resume FOLDER --train FILE [--OPTION VALUE]…    goes on with one\n"
+        "       ./train_gpt --resume FOLDER --train FILE [--OPTION VALUE]…    continues one\n"
         "       ./train_gpt --resume FOLDER --generate TEXT [--OPTION VALUE]…\n"
         "       ./train_gpt --resume FOLDER --evaluate FILE [--OPTION VALUE]…\n"
         "       ./train_gpt --plan [--OPTION VALUE]…                          memory and time, no run\n";

@@ -107,9 +107,9 @@ public:
             ours.st_dev == there.st_dev;
         if (!same)
             fail("--save %s: is no longer the folder that this run has locked: it was renamed, removed or "
-                 "replaced: give it its name back", path.substr(0, path.rfind('/')).c_str());
+                 "replaced: restore it", path.substr(0, path.rfind('/')).c_str());
         if (std::string now = holder(fd); now != mine)  // this run was suspended, and so was its heartbeat
-            fail("--save %s: %s has taken it over and writes there: go on from its checkpoints, or choose "
+            fail("--save %s: %s has taken it over and writes there: continue from its checkpoints, or choose "
                  "another folder", path.substr(0, path.rfind('/')).c_str(), now.c_str());
     }
 

@@ -56,11 +56,12 @@ public:
         unsigned long long sums[Optimizer::bit_sum_count];
         copy_to_host(sums, optimizer.bit_sums, sizeof sums, model.stream);
         if (sums[0] != sums[1])
-            return text("parameters have changed within step %ld: a bit has flipped in memory: go on from "
+            return text("parameters have changed within step %ld: a bit has flipped in memory: resume from "
                         "the last checkpoint, and have this host's memory checked", step);
         if (sums[2] != sums[3])
-            return text("step %ld, computed twice, has other gradients: a bit has flipped, or this device "
-                        "computes wrongly: go on from the last checkpoint, and have it checked", step);
+            return text("step %ld, computed twice, gave different gradients: a bit has flipped, or this "
+                        "device computes incorrectly: resume from the last checkpoint, and have it checked",
+                        step);
         return "";
     }
 };

@@ -66,10 +66,9 @@ inline std::string compare_replicas(Model& model, const Optimizer& o, long step)
             if (!differ.empty() && error.empty())
                 error = text(
                     "--check-every: after step %ld %s of %s on rank %s differs from rank %d's: replicas have "
-                    "drifted apart: go on from an earlier checkpoint, and have the memory of those ranks' "
-                    "hosts checked",
-                    step, i % 4 ? "optimizer state" : "parameters", tensors[i / 4]->name.c_str(),
-                    comm::rank_list(differ).c_str(), group.members[0]);
+                    "drifted apart: resume from an earlier checkpoint, and have the memory of those ranks' "
+                    "hosts checked", step, i % 4 ? "optimizer state" : "parameters",
+                    tensors[i / 4]->name.c_str(), comm::rank_list(differ).c_str(), group.members[0]);
         }
     }
     return error;

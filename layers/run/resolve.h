@@ -91,7 +91,7 @@ inline std::string folder_to_save_back(const Run& run) {
     const std::string& folder = run.checkpoints[0].folder;
     const std::string& given = run.options.resume;
     auto asks = [&](const std::string& why) {
-        fail("--resume %s: %s: say where this run is to save: --save FOLDER, or --save no", given.c_str(),
+        fail("--resume %s: %s: say where this run should save: --save FOLDER, or --save no", given.c_str(),
              why.c_str());
     };
     if (!run.checkpoints[0].has_moments()) asks("is a model without optimizer state, and stays as it is");
@@ -145,13 +145,13 @@ inline void open_vocabulary(Run& run) {
     }
 
     if (spec.empty() && (o.sample_every || !o.generate.empty()))
-        fail("%s wants to know the vocabulary: give --tokenizer bytes or PATH/vocab.bpe",
+        fail("%s needs the vocabulary: give --tokenizer bytes or PATH/vocab.bpe",
              o.sample_every ? "--sample-every" : "--generate");
     if (spec.empty()) return;
 
     run.vocabulary = std::make_unique<Vocabulary>(Vocabulary::open(spec));
     if (run.vocabulary->size() != o.vocabulary)
-        fail("--tokenizer %s: has %d tokens, the model's vocabulary is %d", spec.c_str(),
+        fail("--tokenizer %s: has %d tokens, but the model's vocabulary is %d", spec.c_str(),
              run.vocabulary->size(), o.vocabulary);
     run.state.tokenizer = run.vocabulary->kind;
 }
@@ -171,8 +171,8 @@ inline void resolve_batch(Run& run) {
     int d = run.grid.d;
 
     if (!o.ramp_start && !o.has("ramp-start") && (o.ramp_increment || o.ramp_tokens))
-        fail("--ramp-increment and --ramp-tokens want --ramp-start as well");
-    if (o.ramp_start && !o.ramp_tokens) fail("--ramp-start %d wants --ramp-tokens as well", o.ramp_start);
+        fail("--ramp-increment and --ramp-tokens require --ramp-start");
+    if (o.ramp_start && !o.ramp_tokens) fail("--ramp-start %d requires --ramp-tokens", o.ramp_start);
     if (!o.ramp_increment) o.ramp_increment = o.ramp_start;
     if (o.ramp_start > o.batch)
         fail("--ramp-start %d is more than --batch %d: a ramp grows: choose at most %d", o.ramp_start,
@@ -265,12 +265,12 @@ inline void resolve_schedule(Run& run) {
              o.prompts() ? "batch" : "micro-batch", most_rows);
 
     if ((real)o.beta1 >= 1 || (real)o.beta2 >= 1)
-        fail("--beta1 %.10g --beta2 %.10g: want less than 1, in the %zu bits that they are computed with",
+        fail("--beta1 %.10g --beta2 %.10g: must be less than 1, in the %zu bits that they are computed with",
              o.beta1, o.beta2, 8 * sizeof(real));
     if (!((real)o.epsilon > 0))  // where v is 0, m is divided by it alone
-        fail("--epsilon %g: wants more than 0: give 1e-8, or another that %zu bits can hold", o.epsilon,
-             8 * sizeof(real));
-    if (o.top_p <= 0 || o.top_p > 1) fail("--top-p %g: wants more than 0, at most 1", o.top_p);
+        fail("--epsilon %g: must be more than 0: give 1e-8, or another value that %zu bits can hold",
+             o.epsilon, 8 * sizeof(real));
+    if (o.top_p <= 0 || o.top_p > 1) fail("--top-p %g: must be more than 0 and at most 1", o.top_p);
     resolve_last_step(run);
     resolve_learning_rate(run);
 }
@@ -280,32 +280,32 @@ inline void resolve_schedule(Run& run) {
                                      const std::vector<std::string>& wants) {
     std::string all = wants[0];
     for (size_t i = 1; i < wants.size(); i++) all += (i + 1 < wants.size() ? ", " : " or ") + wants[i];
-    fail("--%s %s: wants %s", name, value.c_str(), all.c_str());
+    fail("--%s %s: expected %s", name, value.c_str(), all.c_str());
 }
 
 inline void check_fp8(const Run& run) {
     const Options& o = run.options;
     if (o.plan.empty() && sizeof(floatX) != 2)
-        fail("--fp8 yes in " PRECISION_NAME ": wants a bf16 build: make PRECISION=bf16");
+        fail("--fp8 yes in " PRECISION_NAME ": requires a bf16 build: make PRECISION=bf16");
     if (o.plan.empty() && !device_has_fp8())
-        fail("--fp8 yes: %s has no GEMMs of 8-bit numbers, sm_89 and later have: choose --fp8 no",
+        fail("--fp8 yes: %s has no FP8 GEMMs, sm_89 and later have them: choose --fp8 no",
              device_name().c_str());
     if (o.inference()) fail("--fp8 yes is for training: leave it out");
     int t = run.grid.t;
     if (o.hidden % (16 * t) || o.sequence % 16)
-        fail("--fp8 yes with --hidden %d over %d tensor-parallel ranks and --sequence %d: wants multiples of "
-             "%d and 16", o.hidden, t, o.sequence, 16 * t);
+        fail("--fp8 yes with --hidden %d over %d tensor-parallel ranks and --sequence %d: expected multiples "
+             "of %d and 16", o.hidden, t, o.sequence, 16 * t);
 }
 
 inline void check_fp8_lm_head(const Run& run) {
     const Options& o = run.options;
     int Vp = run.state.shape.Vp, t = run.grid.t;
-    if (o.fp8 != "yes") fail("--fp8-lm-head yes wants --fp8 yes as well");
+    if (o.fp8 != "yes") fail("--fp8-lm-head yes requires --fp8 yes");
     if (Vp % (16 * t))
-        fail("--fp8-lm-head yes with a vocabulary padded to %d over %d tensor-parallel ranks: wants a "
+        fail("--fp8-lm-head yes with a vocabulary padded to %d over %d tensor-parallel ranks: expected a "
              "multiple of %d: choose another --pad-vocabulary", Vp, t, 16 * t);
     if (o.loss_chunk % 16)
-        fail("--fp8-lm-head yes with --loss-chunk %d: wants a multiple of 16", o.loss_chunk);
+        fail("--fp8-lm-head yes with --loss-chunk %d: expected a multiple of 16", o.loss_chunk);
 }
 
 // options whose values are words
@@ -348,8 +348,8 @@ inline void check_pipeline_parallel(const Run& run) {
         fail("--pipeline-chunks %ld on one pipeline stage: choose --pipeline-parallel 2 or more, or 1 chunk",
              v);
     if (v == 1 && o.has("pipeline-group"))
-        fail("--pipeline-group %d wants --pipeline-parallel and --pipeline-chunks of 2 or more, or leave it "
-             "out", o.pipeline_group);
+        fail("--pipeline-group %d requires --pipeline-parallel and --pipeline-chunks of 2 or more: leave it "
+             "out otherwise", o.pipeline_group);
     if (L % (p * v) == 0) return;
 
     // does not divide: which numbers of stages, and of layers, would?
@@ -367,16 +367,16 @@ inline void check_parallel(const Run& run) {
     const Options& o = run.options;
     check_words(o);
     if (o.graph == "yes" && o.plan.empty() && comm::world_size() > 1 && !comm::can_capture)
-        fail("--graph yes over %d ranks: calls of MPI cannot be captured: build with COMM=nccl, or choose "
+        fail("--graph yes over %d ranks: MPI calls cannot be captured: build with COMM=nccl, or choose "
              "--graph no or auto", comm::world_size());
     if (o.graph == "yes" && o.loss_on == "answers")
-        fail("--graph yes with --loss-on answers: each step divides by another number of tokens: choose "
+        fail("--graph yes with --loss-on answers: each step divides by a different number of tokens: choose "
              "--graph no or auto");
     if (o.fp8 == "yes") check_fp8(run);
     if (o.fp8_lm_head == "yes") check_fp8_lm_head(run);
     if (o.master_weights == "no" && o.plan.empty() && master_is_parameter)
-        fail("--master-weights no in " PRECISION_NAME ": wants a bf16 build: make PRECISION=bf16");
-    if (o.zero > 1) fail("--zero %d: wants 0 or 1", o.zero);
+        fail("--master-weights no in " PRECISION_NAME ": requires a bf16 build: make PRECISION=bf16");
+    if (o.zero > 1) fail("--zero %d: expected 0 or 1", o.zero);
     check_tensor_parallel(run);
     check_pipeline_parallel(run);
 }
@@ -414,7 +414,7 @@ inline void check_data_vocabulary(Run& run) {
     Options& o = run.options;
     auto check = [&](const TokenFile& file, int V) {
         if (V && V != o.vocabulary)
-            fail("%s: has a vocabulary of %d, the model of %d: give %s", file.path.c_str(), V, o.vocabulary,
+            fail("%s: has vocabulary size %d, the model %d: give %s", file.path.c_str(), V, o.vocabulary,
                  run.checkpoints.empty() ? text("--vocabulary %d or other files", V).c_str()
                                          : "tokens of the checkpoint's vocabulary, made with ./tokenize");
     };
@@ -432,9 +432,9 @@ inline void check_data_vocabulary(Run& run) {
 inline void check_save_folder(const Options& o) {
     if (o.save.empty())
         for (const char* name : {"save-every", "save-seconds", "mtbf"})
-            if (o.has(name)) fail("--%s wants --save FOLDER as well", name);
+            if (o.has(name)) fail("--%s requires --save FOLDER", name);
     if (o.on_spike == "back" && o.save.empty() && !o.inference())
-        fail("--on-spike back wants --save FOLDER as well");
+        fail("--on-spike back requires --save FOLDER");
     if (o.save.empty()) return;
 
     std::error_code e;
@@ -444,7 +444,7 @@ inline void check_save_folder(const Options& o) {
              o.has("save") ? "" : ": give --save another FOLDER, or --save no");
 
     if (o.resume != o.save && !list_checkpoints(o.save).empty())
-        fail("--save %s already holds checkpoints: go on from them with --resume %s, or choose another "
+        fail("--save %s already holds checkpoints: continue from them with --resume %s, or choose another "
              "folder", o.save.c_str(), o.save.c_str());
 }
 
@@ -458,13 +458,13 @@ inline void resolve(Run& run, int task_vocabulary) {
     if (run.is_rank0())
         for (auto& path : o.validation)
             if (std::count(o.train.begin(), o.train.end(), path))
-                fprintf(stderr, "note: %s is trained on, and then its loss is no validation\n", path.c_str());
+                fprintf(stderr, "note: %s is also trained on, so its loss validates nothing\n", path.c_str());
     if (run.trains() && o.train.empty() && !run.checkpoints.empty() &&
         run.checkpoints[0].options.count("train"))
-        fail("wants --train FILE, as the checkpoint's run had: --train %s",
+        fail("missing --train FILE; the checkpoint's run had --train %s",
              run.checkpoints[0].options["train"].c_str());
     if (run.trains() && o.train.empty())
-        fail("wants --train FILE: make one with ./tokenize (--help lists all options)");
+        fail("missing --train FILE: make one with ./tokenize (--help lists all options)");
 
     // the model: from the checkpoint, or the options and the data's vocabulary
     if (!o.resume.empty()) {
@@ -492,13 +492,12 @@ inline void resolve(Run& run, int task_vocabulary) {
         uint64_t sum_before = std::exchange(run.state.training_set_sum, sum);
         bool is_other = (before && before != now) || (sum_before && sum_before != sum);
         if (is_other && o.other_data != "yes")
-            fail("--resume %s: was trained on other data than --train gives (%llu samples, now %llu), or by "
-                 "other weights, names or order of its sets: give the same, or --other-data yes to go on "
-                 "with these",
-                 o.resume.c_str(),
-                 (unsigned long long)before, (unsigned long long)now);
+            fail("--resume %s: was trained on other data than --train gives (%llu samples, now %llu), or "
+                 "with other weights, names or order of its sets: give the same, or --other-data yes to "
+                 "continue with these", o.resume.c_str(), (unsigned long long)before,
+                 (unsigned long long)now);
         if (is_other && run.is_rank0())
-            printf("note: the training set has %llu samples, the checkpoint's had %llu: this is other data\n",
+            printf("note: the training set has %llu samples, the checkpoint's %llu: this is different data\n",
                    (unsigned long long)now, (unsigned long long)before);
     }
     check_save_folder(o);

@@ -404,7 +404,7 @@ private:
         std::string partial = partial_folder(run.options.save, state.step);
         // --save itself is not created again if it was removed or renamed
         if (mkdir(partial.c_str(), 0777) != 0 && errno != EEXIST)
-            fail("%s: cannot be made: %s", partial.c_str(), strerror(errno));
+            fail("%s: cannot be created: %s", partial.c_str(), strerror(errno));
     }
 
     void print_saved() const {
@@ -433,7 +433,7 @@ private:
                     failed, folder().c_str(), error.c_str());
         else if (is_mine)
             fprintf(stderr, "[rank %d] checkpoint %s was not saved: %s; older checkpoints are untouched; "
-                    "failure %d of %ld, another attempt in %.0f s: make room, or mend the file system\n",
+                    "failure %d of %ld, another attempt in %.0f s: free space, or repair the file system\n",
                     failed, folder().c_str(), error.c_str(), failures, run.options.save_attempts, pause);
         error.clear();
         not_before = seconds() + pause;

@@ -28,8 +28,8 @@ inline bool uses_flash(const Options& o, const Target& target) {
     int HS = o.hidden / o.heads;
     bool has_kernel = has_flash_kernels(HS) && (target.precision.x == 2 || !target.kernels);
     if (o.attention == "flash" && !has_kernel && target.kernels)
-        fail("--attention flash with a head size of %d in %s: wants bf16 and a head size of 64, 80, 96, 128 "
-             "or 160: choose --attention auto", HS, target.precision.name);
+        fail("--attention flash with a head size of %d in %s: requires bf16 and a head size of 64, 80, 96, "
+             "128 or 160: choose --attention auto", HS, target.precision.name);
     return o.attention == "flash" || (o.attention == "auto" && has_kernel);
 }
 

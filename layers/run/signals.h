@@ -24,8 +24,8 @@ inline void handle(int number) {
     constexpr time_t patience = 3;  // seconds: launchers may send one signal twice
     if (!is_requested) {
         first = now();
-        constexpr char what[] = "train_gpt: a signal: the run ends after this step, saved where --save is; "
-                                "a second one ends it at once\n";
+        constexpr char what[] = "train_gpt: signal received: the run ends after this step, and saves if "
+                                "--save is given; a second signal ends it at once\n";
         // mpirun kills its ranks seconds after a Ctrl-C; the launchers send SIGUSR1
         constexpr char hurries[] = "train_gpt: mpirun does not wait for that, and ends its ranks in 2 "
                                    "seconds: scripts/launch_mpirun.sh waits\n";
@@ -34,7 +34,7 @@ inline void handle(int number) {
     }
     is_requested = 1;
     if (is_noticed || number == SIGPIPE || now() - first < patience) return;
-    constexpr char why[] = "train_gpt: a second signal, and the step has not ended: not saved\n";
+    constexpr char why[] = "train_gpt: second signal before the step has ended: not saved\n";
     say(why, sizeof why - 1);
     _exit(128 + number);
 }

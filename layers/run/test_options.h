@@ -23,10 +23,10 @@ void test_options() {
     refuses("make DEVICE=cpu PRECISION=bf16", [] { options_of({"--precision", "bf16"}); });
     check(options_of({"-h"}).help, "-h");
     refuses("unknown option --dropout (--help", [] { options_of({"--dropout", "0.1"}); });
-    refuses("wants one", [] { options_of({"--layers"}); });
-    refuses("want a whole number", [] { options_of({"--layers", "2.5"}); });
-    refuses("want a whole number from 1", [] { options_of({"--layers", "0"}); });
-    refuses("wants at most", [] { options_of({"--layers", "3e9"}); });
+    refuses("expected one", [] { options_of({"--layers"}); });
+    refuses("expected a whole number", [] { options_of({"--layers", "2.5"}); });
+    refuses("expected a whole number from 1", [] { options_of({"--layers", "0"}); });
+    refuses("must be at most", [] { options_of({"--layers", "3e9"}); });
     for (auto& form : option_table)
         if (form.kind == OptionForm::Whole || form.kind == OptionForm::Number)
             refuses(text("number from %g", form.least).c_str(),
@@ -48,13 +48,13 @@ void test_options() {
     refuses("cannot be read", [] { options_of({"--config", "/nowhere"}); });
     refuses("is not a regular file", [] { options_of({"--config", "/tmp"}); });
     refuses("has an empty value", [] { options_of({"--resume", ""}); });
-    refuses("run.conf line 1: --layers x: want a whole",
+    refuses("run.conf line 1: --layers x: expected a whole",
             [&] {
                 write_file(path, "layers x\n");
                 options_of({"--config", path});
             });
 
-    refuses("line 2: layers stands here a second", [&] {
+    refuses("line 2: layers is given a second", [&] {
         write_file(path, "layers 1\nlayers 2\n");
         options_of({"--config", path});
     });
@@ -71,6 +71,6 @@ void test_options() {
         long formula = L * (12 * C * C + 13 * C) + (long)m.Vp * C + (long)m.T * C + 2 * C;
         long count = parameter_table(m).count;
         check(count == formula && count == c.count,
-              text("%s has %ld parameters, wants %ld", c.name, count, c.count));
+              text("%s has %ld parameters, expected %ld", c.name, count, c.count));
     }
 }

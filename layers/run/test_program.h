@@ -48,7 +48,7 @@ void program_refuses(const std::string& arguments, const std::string& part,
                      const std::string& program = "train_gpt") {
     Outcome o = run(programs + "/" + program + " " + arguments);
     check(o.code == 1 && o.out.find(part) != std::string::npos,
-          text("%s %s: exit code %d, \"%s\", wants 1 and \"%s\"", program.c_str(), arguments.c_str(), o.code,
+          text("%s %s: exit code %d, \"%s\", not 1 and \"%s\"", program.c_str(), arguments.c_str(), o.code,
                o.out.c_str(), part.c_str()));
 }
 
@@ -96,7 +96,7 @@ void test_resume() {
     bool begun = !list_checkpoints(s + "/killed").empty();
     o = run(command("killed") + (begun ? " --resume " + s + "/killed" : ""));
     check(o.code == 0, "the last resume: " + o.out);
-    check(kills >= 3, text("killed %d times, wants 3 or more", kills));
+    check(kills >= 3, text("killed %d times, expected 3 or more", kills));
     check(read_metrics(s + "/killed.jsonl") == want,
           "kill -9 and --resume give the losses of the unbroken run to the last bit");
     std::string a(MappedFile(s + "/unbroken/step-00000120/rank-00000.bin").view()),
@@ -152,13 +152,13 @@ void test_resume() {
     o = eight("part", "--resume " + s + "/part/" + step_name(9) + " --steps 9 --save " + s + "/part/");
     check(o.code == 0, "the newest checkpoint, and the folder that holds it: " + o.out);
     o = eight("part", "--resume " + s + "/part --steps 4 --validation " + tokens);
-    check(o.code == 0 && o.out.find("--steps 4 is its length in all") != o.out.npos &&
+    check(o.code == 0 && o.out.find("--steps 4 is its total length") != o.out.npos &&
           o.out.find("validation loss ") != o.out.npos, "nothing to do but to evaluate: " + o.out);
     o = eight("part", "--resume " + s + "/part --steps 10 --save no");
     check(o.code == 0 && list_checkpoints(s + "/part") == std::vector{step_name(9)}, "--save no: " + o.out);
     fs::copy(s + "/part/" + step_name(9), s + "/alone");
     program_refuses("--train " + tokens + " --resume " + s + "/alone --steps 10",
-                    "is a checkpoint on its own: say where this run is to save: --save FOLDER, or --save no");
+                    "is a checkpoint on its own: say where this run should save: --save FOLDER, or --save");
 
     // a longer run keeps the learning rate's schedule, and does not warm up again
     eight("short", "--layers 1 --hidden 8 --heads 2 --sequence 16 --batch 6 --learning-rate 3e-3 --steps 4 "
@@ -190,7 +190,7 @@ void test_program() {
         small = " --layers 1 --hidden 8 --heads 2 --sequence 8 ";
     check(run(programs + "/train_gpt --help").out.find("--micro-batch") != std::string::npos, "--help");
 
-    program_refuses("", "wants --train FILE");
+    program_refuses("", "missing --train FILE");
     program_refuses("--modle 124M", "did you mean --model");
     program_refuses("--train " + tokens + " --model 530", "did you mean 530B");
     program_refuses("--train " + tokens + small + "--heads 3", "does not divide --hidden 8");
@@ -199,14 +199,14 @@ void test_program() {
     program_refuses("--train " + tokens + small + "--vocabulary 300", "give --vocabulary 257");
     program_refuses("--train /nowhere.bin" + small, "cannot be read");
     program_refuses("--train " + tokens + " --layers 1 --hidden 8 --heads 2 --sequence 700",
-                    "one sample wants 701");
+                    "one sample needs 701");
     program_refuses("--train " + tokens + small + "--resume " + s + "/nothing",
                     "/nothing: does not exist: choose a folder that --save wrote");
     program_refuses("--generate hello", "give --resume DIR");
-    program_refuses("--train " + tokens + small + "--fp8-lm-head yes", "wants --fp8 yes as well");
+    program_refuses("--train " + tokens + small + "--fp8-lm-head yes", "requires --fp8 yes");
     std::string in_fp8 = "--plan --hidden 16 --layers 1 --heads 1 --sequence 16 --fp8 yes --fp8-lm-head yes ";
-    program_refuses(in_fp8 + "--loss-chunk 24", "with --loss-chunk 24: wants a multiple of 16");
-    program_refuses(in_fp8 + "--pad-vocabulary 1", "padded to 50257 over 1 tensor-parallel ranks: wants a "
+    program_refuses(in_fp8 + "--loss-chunk 24", "with --loss-chunk 24: expected a multiple of 16");
+    program_refuses(in_fp8 + "--pad-vocabulary 1", "padded to 50257 over 1 tensor-parallel ranks: expected a "
                                                    "multiple of 16: choose another --pad-vocabulary");
     program_refuses("--train " + tokens + small + "--steps 2 --save /proc/here", "cannot be written");
     program_refuses("--train " + tokens + small + "--tokenizer /nowhere.bpe", "cannot be read");
@@ -215,7 +215,7 @@ void test_program() {
     program_refuses("--train " + s + "/text.txt" + small, "make one from text with ./tokenize");
     program_refuses("--vocabulary bytes --output " + s + "/x /nowhere.txt", "cannot be read", "tokenize");
     program_refuses("--vocabulry bytes", "did you mean --vocabulary", "tokenize");
-    program_refuses("--vocabulary bytes --output " + s + "/x", "wants a FILE", "tokenize");
+    program_refuses("--vocabulary bytes --output " + s + "/x", "missing FILE", "tokenize");
     check(!fs::exists(s + "/x.bin") && !fs::exists(s + "/x.bin.partial"),
           "a refused tokenize leaves nothing");
 

@@ -63,7 +63,7 @@ void test_recipe() {
     for (const char* name : {"sequence-parallel", "recompute", "attention", "loss-on", "graph", "on-spike",
                              "fp8", "fp8-lm-head", "other-data", "moments", "long-continuations",
                              "master-weights"})
-        refuses((text("--%s nonsense: wants ", name)).c_str(),
+        refuses((text("--%s nonsense: expected ", name)).c_str(),
                 [&] { check_words(options_of({text("--%s", name), "nonsense"})); });
     refuses("write WEIGHT:FILE for each", [] { parse_sets({"0.5:a.bin", "b.bin"}); });
     refuses("has weight 0", [] { parse_sets({"0:a.bin"}); });
@@ -75,7 +75,7 @@ void test_recipe() {
               sets[1].files[0] == "/data/b c.bin" && sets[1].weight == 0.7,
           "a .blend file");
     write_file(name, "0.3 a.bin\nb.bin\n");
-    refuses("mix.blend line 2: \"b.bin\": wants WEIGHT FILE", [&] { parse_sets({name}); });
+    refuses("mix.blend line 2: \"b.bin\": expected WEIGHT FILE", [&] { parse_sets({name}); });
     write_file(name, "# nothing\n");
     refuses("names no set", [&] { parse_sets({name}); });
 

@@ -54,7 +54,7 @@ void check_drift(int t, int p, int zero, const char* tensor, Drift drift, int ra
     check(said != "none", text("a change in %s over t %d p %d is noticed", tensor, t, p));
     bool mine = said.find(part) != std::string::npos;
     check(comm::sum_over(grid.world, {(double)mine}, "who names it")[0] > 0,
-          text("%s, wants %s", said.c_str(), part));
+          text("%s, expected %s", said.c_str(), part));
 }
 
 // five slow steps in a row, by more than a factor and by more than noise

@@ -84,7 +84,7 @@ static void await_communication(Model& model) {
     for (Buffer& buffer : model.dx_buffers) await_sent(model, buffer);
 }
 
-// Enqueues a step as a CUDA graph. It captures dloss, which depends on the batch size alone: a graph wants
+// Enqueues a step as a CUDA graph. It captures dloss, which depends on the batch size alone: a graph needs
 // --loss-on all. Inside a graph, waits for other ranks are timed as computation.
 static void enqueue_as_graph(Model& model, Trainer& trainer, int batch, const std::function<void()>& step) {
     if (!trainer.graphs) trainer.graphs = std::make_unique<StepGraphs>();
@@ -149,9 +149,9 @@ static std::string check_state(Optimizer& optimizer, Model& model, bool updated,
     optimizer.written = now.written;
     optimizer.has_written = true;
     if (same) return "";
-    return text("step %ld read other master weights or moments than the update before it had written: a "
-                "bit has flipped in memory: go on from the last checkpoint, and have this host's memory "
-                "checked", step);
+    return text("step %ld read other master weights or moments than the update before it had written: a bit "
+                "has flipped in memory: resume from the last checkpoint, and have this host's memory checked",
+                step);
 }
 
 // what this rank has found after the step: waits for the device, and for the next step's samples
@@ -304,7 +304,7 @@ bool evaluate_loss(std::optional<double>& loss, Run& run, Trainer& trainer) {
     loss = sum / std::max(1.0, counted);
     if (!std::isfinite(*loss) && run.is_rank0())  // the last step's own loss would not show it
         fprintf(stderr, "step %ld: the validation loss is not finite: checkpoints from here on are useless: "
-                "go on from an earlier one (--resume-before)\n", run.state.step);
+                "resume from an earlier one (--resume-before)\n", run.state.step);
     return true;
 }
 
@@ -312,7 +312,7 @@ void report_nothing_to_do(Run& run, Trainer& trainer) {
     const Options& o = run.options;
     if (run.is_rank0())
         printf("nothing to do: the run is at step %ld, and %s\n", run.state.step,
-               o.has("steps") ? text("--steps %ld is its length in all", o.steps).c_str() : "ends there");
+               o.has("steps") ? text("--steps %ld is its total length", o.steps).c_str() : "ends there");
     std::optional<double> loss;
     if (run.validation && evaluate_loss(loss, run, trainer) && run.is_rank0())
         printf("validation loss %.4f\n", *loss);
@@ -357,7 +357,7 @@ static bool finish_save(Run& run, Trainer& trainer, double patience) {
     for (bool late = false; !writer.is_idle() && !late;) {
         usleep(5000);
         if (run.is_rank0() && seconds() - told > 60) {
-            fprintf(stderr, "waits for a save, which has been running for %.0f s\n",
+            fprintf(stderr, "waiting for a save that has been running for %.0f s\n",
                     writer.seconds_under_way());
             told = seconds();
         }
@@ -389,7 +389,7 @@ static void begin_save(Run& run, Trainer& trainer) {
 
 static void check_save_attempts(const Run& run, const Trainer& trainer) {
     if (trainer.writer->failed_attempts() >= run.options.save_attempts)
-        comm::end_on_error(text("%d saves in a row have failed: --save %s: make room, mend the file "
+        comm::end_on_error(text("%d saves in a row have failed: --save %s: free space, repair the file "
                                 "system, or choose another folder", trainer.writer->failed_attempts(),
                                 run.options.save.c_str()));
 }
@@ -459,7 +459,7 @@ static void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     try {
         open_metrics(run);
     } catch (const std::exception& e) {  // a full disk must not end the run
-        fprintf(stderr, "--metrics: keeps the lines of the steps that are taken again: %s\n", e.what());
+        fprintf(stderr, "--metrics: keeps the lines of the steps that are repeated: %s\n", e.what());
     }
 
     prefetch_samples(run, trainer, run.state.samples);
@@ -481,7 +481,7 @@ static void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
     if (!stops) return way == "back" ? go_back(result, run, trainer) : void();
 
     finish_save(run, trainer, save_patience());
-    comm::end_on_error(what + ": lower --learning-rate, choose --on-spike skip or back, or go on from an "
+    comm::end_on_error(what + ": lower --learning-rate, choose --on-spike skip or back, or resume from an "
                            "earlier checkpoint (--resume-before)", exit_diverged);
 }
 
@@ -526,10 +526,10 @@ void end_training(Run& run, Trainer& trainer, bool has_begun) {
     trainer.model->await_parameters();  // all-gathered after the last update
     synchronize(trainer.model->stream);  // here, where ranks that are lost are noticed
     if (long left = comm::unawaited_calls())
-        fail("%ld calls were never waited for: a defect of this program", left);
+        fail("%ld calls were never waited for: this is a bug", left);
     if (trainer.stop && run.is_rank0())
         printf("stopped by a signal after step %ld%s%s\n", run.state.step,
-               o.save.empty() ? "" : ": go on with --resume ", o.save.c_str());
+               o.save.empty() ? "" : ": continue with --resume ", o.save.c_str());
     if (has_begun || o.resume != o.save) save_now(run, trainer);
     if (run.is_rank0()) fputs(draws_of(*run.train, run.state.samples).c_str(), stdout);
 }

@@ -84,7 +84,7 @@ static Schedules open_run(Run& run, Trainer& trainer, InferenceJobs& jobs, int a
 
     comm::together([&] { resolve_and_check(run, jobs, schedules, memory); });
     if (!o.plan.empty()) return schedules;
-    comm::check_ranks_agree(option_hashes(o, "is resolved differently on unlike machines: give it"));
+    comm::check_ranks_agree(option_hashes(o, "is resolved differently on these machines: set it"));
     comm::check_ranks_agree(file_fingerprints(run));
     comm::check_ranks_agree(job_hashes(jobs, o));
     check_shared_folder(run);

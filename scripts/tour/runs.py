@@ -105,7 +105,7 @@ def step(work):
 
 def kernels(_work):
     if not KERNELS.exists():
-        raise ProgramError("the traced kernels are not built: they want g++ on x86-64 or aarch64")
+        raise ProgramError("the traced kernels are not built: they need g++ on x86-64 or aarch64")
     traces = [json.loads(line) for line in run([KERNELS]).splitlines()]
     return {"kernels": [summarize_trace(trace) for trace in traces]}
 

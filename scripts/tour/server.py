@@ -50,7 +50,7 @@ def checked(question, query):
     pairs = urllib.parse.parse_qsl(query, max_num_fields=16, keep_blank_values=True)
     options = dict(pairs)
     if len(options) != len(pairs):
-        raise Refused("an option stands twice")
+        raise Refused("an option is given twice")
     for name, value in options.items():
         if name not in allowed:
             raise Refused(f"{name}: choose of {' '.join(allowed)}")
@@ -84,7 +84,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
             return self.send_error(400) if "%00" in parts.path else super().do_GET()
         # a page of another site must not ask through the reader's browser
         if self.headers.get("Host", "").split(":")[0] not in ("127.0.0.1", "localhost"):
-            return self.reply(403, "text/plain", "this server is for 127.0.0.1 alone")
+            return self.reply(403, "text/plain", "this server only serves 127.0.0.1")
         question = parts.path.removeprefix("/api/")
         try:
             options = checked(question, parts.query)

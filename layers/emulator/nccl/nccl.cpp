@@ -146,7 +146,7 @@ emulated::Turn take_turn(Launch& l) {
 const char* why_not_begun(const Launch& l) {
     if (l.number != l.comm->ended) return "behind the communicator's earlier calls";
     if (*not_begun.begin() < l.order) return "behind earlier launches";
-    if (resident) return "behind its stream's work, or for want of room on the device";
+    if (resident) return "behind its stream's work, or because the device has no room";
     return "behind its stream's work";
 }
 

@@ -80,7 +80,7 @@ void expect(const std::string& says, Calls calls) {
     int on_ranks = sum(says.empty() ? said.empty() : said.find(says) != std::string::npos);
     bool good = says.empty() ? on_ranks == 2 : on_ranks > 0;
     if (r.rank == 0 || !good)
-        check(good, text("wants \"%s\", rank %d says \"%s\"", says.c_str(), r.rank, said.c_str()));
+        check(good, text("expected \"%s\", rank %d says \"%s\"", says.c_str(), r.rank, said.c_str()));
     ncclCommAbort(r.comm);
     synchronize(r.s);
     MPI_Barrier(MPI_COMM_WORLD);
