@@ -42,7 +42,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     real dloss = (real)(1 / counted);  // the step's loss is the mean over the tokens that count
     prefetch_samples(run, trainer, samples.first + samples.batch);
 
-    result.learning_rate = scheduled_rate(o, (double)run.state.tokens + tokens);
+    result.learning_rate = scheduled_rate(o, (double)run.state.tokens_seen + tokens);
     // the device skips an update whose gradient norm or sum of losses is not finite or above these limits,
     // which are infinite without --spike-z
     double norm_limit = run.state.norms.limit(o.spike_z), loss_limit = run.state.losses.limit(o.spike_z);
@@ -54,9 +54,9 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
         complete_gradients(model);  // waits for the sums over d, then sums over t and over wte's copies
         update_parameters(model, optimizer);
     };
-    enqueue_step(run, trainer, samples.batch, gradients, update);  // or launches the graph of an earlier step
+    enqueue_step(run, trainer, samples.batch, gradients, update);  // or launches an earlier step's capture
 
-    // the host's first wait in the step, MPI calls and after_operation() aside: for all that was enqueued
+    // the host's first wait in the step (but in MPI calls, and after_operation, operation.h): for all of it
     UpdateDecision decision;
     copy_to_host(&decision, optimizer.decision, sizeof decision, model.stream);
     result.norm = decision.norm;
@@ -89,10 +89,10 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, StepObserver& observ
         evaluate_tasks(run, model, jobs);
     }
 
-    if (has_begun) prefetch_samples(run, trainer, run.state.samples);
+    if (has_begun) prefetch_samples(run, trainer, run.state.samples_seen);
     await_samples(trainer);
     while (run.state.step < run.last_step && !trainer.stop) {
-        int batch = batch_after(o, run.state.samples);
+        int batch = batch_after(o, run.state.samples_seen);
         observer.begin_step(model, batch);
         StepResult result;
         StepReports reports = train_step(result, run, trainer);

@@ -13,7 +13,7 @@
 //   with them, after what was enqueued on that stream before:
 //     wait_stream(comm_stream, compute)   comm_stream waits for what is enqueued on `compute` so far
 //     record_event(comm_stream)           an event at this point of comm_stream
-//     wait_event(compute, event)          `compute` waits for that event
+//     wait_event(compute, event, label)   `compute` waits for that event
 //   A group's calls in flight are all on one comm stream, or all on the compute stream: it changes to another
 //   only when those on the first have been awaited. model/pipeline.h has a table of the streams.
 //   Each call has a label. A call that does not end within comm::timeout seconds ends the run: every rank of

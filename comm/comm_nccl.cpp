@@ -25,7 +25,7 @@ std::vector<Posted> posted;  // calls of the open group
 struct CommStream {
     Event forked;
     // events are reused: a wait for a reused one would wait for a later point of the same stream, but far
-    // fewer are ever outstanding (check_pipeline limits --pipeline-group)
+    // fewer are ever outstanding (check_pipeline in run/schedules.h limits them)
     static constexpr int mark_slots = 1024;
     std::vector<std::unique_ptr<Event>> marks;
     bool is_captured = false;     // has joined the capture

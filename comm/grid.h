@@ -110,7 +110,7 @@ inline const floatX* gather_rows(const TensorParallel& tp, floatX* all, const fl
     return all;
 }
 
-// partial sums over all N rows -> whole sums of this rank's rows; returns where they are. On one rank
+// partial sums over all N rows -> whole sums of this rank's rows; returns where they are. With t = 1
 // collectives return at once
 inline floatX* reduce_rows(const TensorParallel& tp, floatX* own, floatX* partial, int N, int C,
                            const char* label, Stream s, comm::Where where = comm::Where::current()) {

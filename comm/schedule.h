@@ -133,7 +133,7 @@ inline Schedule make_schedule(int stage, const PipelineShape& s) {
     int n = (int)work.size();
     for (int k = 0; k <= n; k++) {
         if (k > 0 && makes_message(work[k - 1], stage, s)) message(work[k - 1], true, k + 1);
-        for (int ahead : {k, k + 1}) {
+        for (int ahead : {k, k + 1}) {  // p > 1: k + 1, first also 0; p = 1: k, as nothing is received
             if (ahead >= n || (s.p > 1 ? ahead == k && k > 0 : ahead > k)) continue;
             place(work[ahead]);
             if (takes_message(work[ahead], stage, s)) message(work[ahead], false, ahead);

@@ -1,4 +1,4 @@
-// test_schedule.h   every pipeline schedule is played by hand; spoilt ones are noticed
+// test_schedule.h   schedules of many shapes are played, all stages by turns; spoilt ones are noticed
 #pragma once
 #include "../layers/base/testing.h"
 #include "../layers/plan/schedule_checker.h"
@@ -7,7 +7,7 @@
 void check_schedule(const PipelineShape& s) {
     std::string error = ScheduleChecker(all_stages(s)).check();
     check(error.empty(),
-          text("p %d m %d v %d N %d: %s", s.p, s.micro_batches, s.chunks, s.interleave_group, error.c_str()));
+          text("p %d m %d v %d g %d: %s", s.p, s.micro_batches, s.chunks, s.interleave_group, error.c_str()));
 }
 
 // a schedule spoilt on purpose must be noticed
@@ -28,14 +28,14 @@ void test_schedule() {
             check_schedule({p, m, 1, p, false});
             for (int v = 2; v <= 3 && p > 1; v++) {
                 check_schedule({p, m, v, p, false});
-                for (int N = p; N <= m; N++) if (legal_group(p, m, N)) check_schedule({p, m, v, N});
+                for (int g = p; g <= m; g++) if (legal_group(p, m, g)) check_schedule({p, m, v, g});
             }
         }
     for (int m : {240, 192, 160}) check_schedule({35, m, 1, m});
 
-    for (auto [m, N] : {std::pair{240, 40}, {240, 48}, {192, 48}, {192, 39}, {160, 40}}) {
-        check(legal_group(35, m, N), text("35 stages, %d micro-batches: groups of %d are possible", m, N));
-        check_schedule({35, m, 3, N});
+    for (auto [m, g] : {std::pair{240, 40}, {240, 48}, {192, 48}, {192, 39}, {160, 40}}) {
+        check(legal_group(35, m, g), text("35 stages, %d micro-batches: groups of %d are possible", m, g));
+        check_schedule({35, m, 3, g});
     }
     check(!legal_group(35, 192, 40) && !legal_group(35, 160, 39), "and others not");
     check(!legal_group(35, 240, 35) && !legal_group(35, 192, 35) && !legal_group(35, 160, 35),
@@ -62,6 +62,12 @@ void test_schedule() {
     spoilt("its activations are another's", plain,
            [&](auto& all) { find(all[0], I::Backward, 1)->slot = 0; });
     spoilt("its input is in use", deep, [&](auto& all) { find(all[1], I::ReceiveForward, 1)->input = 0; });
+    spoilt("its gradient's buffer is in use", plain, [&](auto& all) {
+        for (auto& i : all[0].list)
+            if (i.dx >= 0) i.dx = 0;
+    });
+    spoilt("its gradient is another's", plain, [&](auto& all) { find(all[1], I::Backward, 1)->dx = 2; });
+    spoilt("its gradient is another's", plain, [&](auto& all) { find(all[1], I::SendBackward, 1)->dx = 2; });
 
     spoilt("sent before it is computed", plain, [&](auto& all) {
         auto send = find(all[0], I::SendForward, 0);

@@ -168,7 +168,7 @@ struct StateCheck {
 // n values that a rank owns, from `at` in the flat buffers; their sum of squares goes to sums[global_id]
 struct Slice {
     long at, n, state_offset;  // state_offset: in low_bits, m, v and, in spans, flags
-    int global_id, parts;
+    int global_id, part_count;
 };
 constexpr int square_sum_parts = 256;  // at most; the parts depend on n alone, never on threads
 inline int square_sum_cut(long n) {
@@ -313,9 +313,9 @@ void AddValues::ref(Stream) const {
 void SquareSums::ref(Stream) const {
     for (int k = 0; k < count; k++) {
         const Slice& slice = slices[k];
-        long part = (slice.n / flag_span + slice.parts - 1) / slice.parts * flag_span;
+        long part = (slice.n / flag_span + slice.part_count - 1) / slice.part_count * flag_span;
         #pragma omp parallel for
-        for (int p = 0; p < slice.parts; p++) {
+        for (int p = 0; p < slice.part_count; p++) {
             double sum = 0;
             long last = (p + 1) * part < slice.n ? (p + 1) * part : slice.n;
             for (long i = p * part; i < last; i += flag_span) {
@@ -328,7 +328,7 @@ void SquareSums::ref(Stream) const {
         }
 
         double sum = 0;
-        for (int p = 0; p < slice.parts; p++) sum += parts[p];
+        for (int p = 0; p < slice.part_count; p++) sum += parts[p];
         sums[slice.global_id] = sum;
     }
 }
@@ -419,10 +419,10 @@ constexpr int square_sum_block = 256;
 // one block per (part, slice)
 __global__ void square_sums_kernel(double* parts, const real* x, const uint8_t* flags, const Slice* slices) {
     Slice slice = slices[blockIdx.y];
-    if ((int)blockIdx.x >= slice.parts) return;
+    if ((int)blockIdx.x >= slice.part_count) return;
     double sum = 0;
     for (long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each; i < slice.n;
-         i += (long)slice.parts * blockDim.x * real_each) {
+         i += (long)slice.part_count * blockDim.x * real_each) {
         if (!(flags[(slice.state_offset + i) / flag_span] & flag_in_norm)) continue;
         Vec<real> v = load16(x + slice.at + i);
         #pragma unroll
@@ -437,7 +437,7 @@ __global__ void square_sums_kernel(double* parts, const real* x, const uint8_t* 
 __global__ void square_sums_add_kernel(double* sums, const double* parts, const Slice* slices) {
     static_assert(square_sum_parts <= square_sum_block);
     Slice slice = slices[blockIdx.x];
-    bool mine = (int)threadIdx.x < slice.parts;
+    bool mine = (int)threadIdx.x < slice.part_count;
     double sum = mine ? parts[(long)blockIdx.x * square_sum_parts + threadIdx.x] : 0;
     SHARED(double, lane, square_sum_block / 32);
     sum = sum_over_block(sum, lane);

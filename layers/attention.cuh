@@ -32,7 +32,7 @@ inline Tensor qkv_of(const floatX* qkv, const AttentionShape& a) {
     return reads("qkv", qkv, (long)a.B * a.T, a.row());
 }
 
-// the gradient of qkv's bias: the column sums of dqkv, which attention's backward computes
+// the gradient of qkv's bias, made by attention's backward: dqkv's column sums (on sm_90a, before rounding)
 struct QkvBiasGradient {
     real* db = nullptr;  // (3 * NH * HS); nullptr: not wanted
     real* column_scratch = nullptr;  // column_sum_scratch(3 * NH * HS) values
@@ -86,7 +86,7 @@ struct FlashScratch {
     // [0]: blocks that have started; from [1] on: whose turn it is to add to dq, for each tile of queries, or
     // on sm_90a for each half of a tile
     int* turns;
-    real* column_sums;  // (B, T / 128, NH, 3, HS): of dk and dv over 128 keys each; dq's are all in the first
+    real* column_sums;  // (B, ceil(T / 128), NH, 3, HS): dk's and dv's over 128 keys each; dq's all in [0]
 };
 inline long flash_query_terms(int B, int NH, int T) { return 2L * B * NH * T; }
 // rounded up to whole tiles of queries: rows beyond the sequence receive only zeros, and are not used

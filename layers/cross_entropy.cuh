@@ -2,12 +2,12 @@
 //   cross_entropy does it in one pass. If the vocabulary is split over tensor-parallel ranks, it takes three
 //   steps, between which the ranks reduce N and 2 N values, never logits:
 //     1. largest[n] = max of this rank's logits                                 then MAX over the ranks
-//     2. sums[0][n] = sum of exp(logit - largest), sums[1][n] = target's logit     then SUM over the ranks
-//     3. losses[n] += log(sums[0]) + largest - sums[1]; the logits become (softmax - onehot) * dloss
+//     2. exp_sums[0][n] = sum of exp(logit - largest), [1][n] = target's logit  then SUM over the ranks
+//     3. losses[n] += log(exp_sums[0]) + largest - exp_sums[1]; the logits become (softmax - onehot) * dloss
 //   logits (N, v.size): the first v.valid columns belong to tokens v.first, v.first + 1, … Either the whole
 //   vocabulary, (N, Vp) with V valid columns, or a tensor-parallel rank's shard.
-//   targets (N) int; largest, losses (N), sums (2, N) real. dlogits is 0 beyond the valid columns, except in
-//   a row whose loss is not finite. A row with a negative target is ignored: it adds no loss, and its
+//   targets (N) int; largest, losses (N), exp_sums (2, N) real. dlogits is 0 beyond the valid columns, except
+//   in a row whose loss is not finite. A row with a negative target is ignored: it adds no loss, and its
 //   gradient is 0 (--loss-on answers).
 //   is_greedy (N), if given, is set to 1 where no logit is larger than the target's, else to 0.
 //   kept:  nothing (the gradient overwrites the logits)
@@ -35,7 +35,7 @@ struct CrossEntropyMax {
 };
 
 struct CrossEntropySum {
-    real* sums;
+    real* exp_sums;
     const real* largest;
     const floatX* logits;
     const int* targets;
@@ -45,7 +45,7 @@ struct CrossEntropySum {
     static constexpr const char* name = "cross_entropy_sum";
     std::vector<Tensor> tensors() const {
         return {reads("logits", logits, N, v.size), reads("targets", targets, N),
-                reads("largest", largest, N), writes("sums", sums, 2, N)};
+                reads("largest", largest, N), writes("exp_sums", exp_sums, 2, N)};
     }
     void ref(Stream) const;
     void gpu(Stream) const;
@@ -59,7 +59,7 @@ inline Tensor logits_of(floatX* logits, bool want_gradient, int N, VocabularySha
 struct CrossEntropyFinish {
     real *losses, *is_greedy;
     floatX* logits;
-    const real *largest, *sums;
+    const real *largest, *exp_sums;
     const int* targets;
     real dloss;
     bool want_gradient;
@@ -68,18 +68,18 @@ struct CrossEntropyFinish {
 
     static constexpr const char* name = "cross_entropy_finish";
     std::vector<Tensor> tensors() const {
-        return {reads("largest", largest, N), reads("sums", sums, 2, N), reads("targets", targets, N),
+        return {reads("largest", largest, N), reads("exp_sums", exp_sums, 2, N), reads("targets", targets, N),
                 logits_of(logits, want_gradient, N, v), updates("losses", losses, N)};
     }
     void ref(Stream) const;
     void gpu(Stream) const;
 };
 
-// all three steps of one rank that has the whole vocabulary; largest and sums are scratch
+// all three steps of one rank that has the whole vocabulary; largest and exp_sums are scratch
 struct CrossEntropy {
     real *losses, *is_greedy;
     floatX* logits;
-    real *largest, *sums;
+    real *largest, *exp_sums;
     const int* targets;
     real dloss;
     bool want_gradient;
@@ -87,9 +87,9 @@ struct CrossEntropy {
     VocabularyShard v;
 
     CrossEntropyMax largest_of_rows() const { return {largest, logits, N, v}; }
-    CrossEntropySum sums_of_rows() const { return {sums, largest, logits, targets, N, v}; }
+    CrossEntropySum sums_of_rows() const { return {exp_sums, largest, logits, targets, N, v}; }
     CrossEntropyFinish finish() const {
-        return {losses, is_greedy, logits, largest, sums, targets, dloss, want_gradient, N, v};
+        return {losses, is_greedy, logits, largest, exp_sums, targets, dloss, want_gradient, N, v};
     }
 
     static constexpr const char* name = "cross_entropy";
@@ -124,8 +124,8 @@ void CrossEntropySum::ref(Stream) const {
         #pragma omp simd reduction(+ : sum)
         for (int c = 0; c < v.valid; c++) sum += vector_exp(real(row[c]) - most);
         int column = targets[n] - v.first;  // the target's; within [0, v.valid) if this rank has it
-        sums[n] = sum;
-        sums[N + n] = column >= 0 && column < v.valid ? real(row[column]) : 0;
+        exp_sums[n] = sum;
+        exp_sums[N + n] = column >= 0 && column < v.valid ? real(row[column]) : 0;
     }
 }
 
@@ -134,9 +134,9 @@ void CrossEntropyFinish::ref(Stream) const {
     for (int n = 0; n < N; n++) {
         floatX* row = logits + (long)n * v.size;
         bool counts = targets[n] >= 0;
-        real log_sum = largest[n] + std::log(sums[n]), scale = counts ? dloss : 0;
-        if (counts) losses[n] += log_sum - sums[N + n];
-        if (is_greedy) is_greedy[n] = counts && sums[N + n] >= largest[n];
+        real log_sum = largest[n] + std::log(exp_sums[n]), scale = counts ? dloss : 0;
+        if (counts) losses[n] += log_sum - exp_sums[N + n];
+        if (is_greedy) is_greedy[n] = counts && exp_sums[N + n] >= largest[n];
 
         if (!want_gradient) continue;
         // softmax, less 1 at the target, times dloss
@@ -146,7 +146,7 @@ void CrossEntropyFinish::ref(Stream) const {
 
         int column = targets[n] - v.first;
         if (column >= 0 && column < v.valid)
-            row[column] = floatX((vector_exp(sums[N + n] - log_sum) - 1) * dloss);
+            row[column] = floatX((vector_exp(exp_sums[N + n] - log_sum) - 1) * dloss);
     }
 }
 
@@ -208,7 +208,7 @@ __global__ void cross_entropy_max_kernel(real* largest, const floatX* logits, Vo
     if (threadIdx.x == 0) largest[blockIdx.x] = most;
 }
 
-__global__ void cross_entropy_sum_kernel(real* sums, const real* largest, const floatX* logits,
+__global__ void cross_entropy_sum_kernel(real* exp_sums, const real* largest, const floatX* logits,
                                          const int* targets, VocabularyShard v) {
     SHARED(real, lane, cross_entropy_block / 32);
     int n = blockIdx.x, N = gridDim.x, column = targets[n] - v.first;
@@ -217,26 +217,26 @@ __global__ void cross_entropy_sum_kernel(real* sums, const real* largest, const 
     each_vector(row, v, [&](const Vec<floatX>& x, int) { add_exp(sum, x, most); });
     sum = sum_over_block(sum, lane);
     if (threadIdx.x == 0) {
-        sums[n] = sum;
-        sums[N + n] = column >= 0 && column < v.valid ? real(row[column]) : 0;
+        exp_sums[n] = sum;
+        exp_sums[N + n] = column >= 0 && column < v.valid ? real(row[column]) : 0;
     }
 }
 
 __global__ void cross_entropy_finish_kernel(real* losses, real* is_greedy, floatX* logits,
-                                            const real* largest, const real* sums, const int* targets,
+                                            const real* largest, const real* exp_sums, const int* targets,
                                             real dloss, bool want_gradient, VocabularyShard v) {
     int n = blockIdx.x, N = gridDim.x, column = targets[n] - v.first;
     bool counts = targets[n] >= 0;
     floatX* row = logits + (long)n * v.size;
-    real log_sum = counts ? largest[n] + log(sums[n]) : INFINITY;  // makes all gradients 0
-    if (threadIdx.x == 0 && counts) losses[n] += log_sum - sums[N + n];
-    if (threadIdx.x == 0 && is_greedy) is_greedy[n] = counts && sums[N + n] >= largest[n];
+    real log_sum = counts ? largest[n] + log(exp_sums[n]) : INFINITY;  // makes all gradients 0
+    if (threadIdx.x == 0 && counts) losses[n] += log_sum - exp_sums[N + n];
+    if (threadIdx.x == 0 && is_greedy) is_greedy[n] = counts && exp_sums[N + n] >= largest[n];
     if (!want_gradient) return;
     each_vector(row, v, [&](const Vec<floatX>& x, int c) {
         store_row(row, c, v.size, loss_gradients(x, log_sum, dloss));
     });
     if (column >= 0 && column < v.valid && has_column(column))
-        row[column] = floatX((exp_of(sums[N + n] - log_sum) - 1) * dloss);
+        row[column] = floatX((exp_of(exp_sums[N + n] - log_sum) - 1) * dloss);
 }
 
 // the whole vocabulary on one rank: a row is read once, kept in shared memory, and written once
@@ -283,13 +283,13 @@ void CrossEntropyMax::gpu(Stream s) const {
 }
 
 void CrossEntropySum::gpu(Stream s) const {
-    LAUNCH(gpu::cross_entropy_sum_kernel, N, gpu::cross_entropy_block, 0, s, sums, largest, logits, targets,
-           v);
+    LAUNCH(gpu::cross_entropy_sum_kernel, N, gpu::cross_entropy_block, 0, s, exp_sums, largest, logits,
+           targets, v);
 }
 
 void CrossEntropyFinish::gpu(Stream s) const {
     LAUNCH(gpu::cross_entropy_finish_kernel, N, gpu::cross_entropy_block, 0, s, losses, is_greedy, logits,
-           largest, sums, targets, dloss, want_gradient, v);
+           largest, exp_sums, targets, dloss, want_gradient, v);
 }
 
 void CrossEntropy::gpu(Stream s) const {

@@ -7,7 +7,7 @@
 //   x, y, dx, dy, residual, f (N, C)   w, b, bias (C)   their gradients (C) real   stats.mean, .rstd (N) real
 //   kept:  stats (the block keeps x)
 //   backward: adds to dx (the residual's gradient flows there too); sets the others or, with `accumulate`,
-//             adds to them; scratch: row_scratch(C) values
+//             adds to them; scratch: ln_scratch(C) values
 //   communicates: nothing    cost: 8*N*C flops; forward reads x, writes y (with f it reads two
 //                            and writes two); backward reads x, dy, dx and writes dx: memory bound
 //   gpu: a row is held in the registers of 1, 4, 16 or 32 warps, at most 32 values a thread, 16 bytes a read.
@@ -26,7 +26,7 @@ struct NormStats { real *mean, *rstd; };  // (N) each
 // the same on every GPU
 constexpr int most_row_groups(int C) { return C <= 1024 ? 1536 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
 // the groups' sums for dw and db, and scratch to add them up
-inline long row_scratch(int C) { return most_column_sums * (most_row_groups(C) * C + column_sum_scratch(C)); }
+inline long ln_scratch(int C) { return most_column_sums * (most_row_groups(C) * C + column_sum_scratch(C)); }
 
 // ---- the operations --------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ struct LayerNormBackward {
     real *dw, *db;
     const floatX *dy, *x, *w;
     NormStats stats;
-    real* column_scratch;  // row_scratch(C) values
+    real* column_scratch;  // ln_scratch(C) values
     int N, C;
     bool accumulate;
 

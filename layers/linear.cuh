@@ -4,8 +4,8 @@
 //   kept:  nothing (the block keeps x, and the input of GELU)
 //   backward: sets dx; sets dw or, with `accumulate`, adds to it in the GEMM itself. db is computed where
 //             dy is (list in model/block.h): for the layer before GELU here, where GELU's slope is applied.
-//   gpu: GELU is computed in a GEMM's epilogue or in a kernel of its own, whichever is faster: see fuses() in
-//   fast/cublaslt.h. With --fp8 linear layers are operations of their own: fast/fp8_linear.h
+//   gpu: GELU, and a bias beside a residual, are in a GEMM's epilogue or a kernel of their own, whichever is
+//   faster: fuses(), fast/cublaslt.h. With --fp8 linear layers are other operations: fast/fp8_linear.h
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
 //                            flops, reads and writes once: memory bound
 #pragma once
@@ -94,8 +94,8 @@ struct LinearBackward {
                 sums_to("dw", dw, accumulate, OC, C), writes("dx", dx, N, C)};
     }
     std::vector<Work> works() const {
-        return {work_of(weight_gemm(dw, dy, x, N, C, OC, accumulate)),
-                work_of(input_gemm(dx, dy, w, N, C, OC))};
+        return {work_of(input_gemm(dx, dy, w, N, C, OC)),
+                work_of(weight_gemm(dw, dy, x, N, C, OC, accumulate))};
     }
     void ref(Stream) const;
     void gpu(Stream) const;
@@ -233,20 +233,29 @@ inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* sums, int
 
 // ---- GEMMs with bias or GELU ------------------------------------------------------------------------------
 
-__global__ void add_bias_kernel(floatX* y, const floatX* b, long N, int OC) {
-    long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < N * OC) y[i] = floatX(real(y[i]) + real(b[i % OC]));
+// a row per block
+__global__ void add_bias_kernel(floatX* y, const floatX* b, int OC) {
+    floatX* row = y + (long)blockIdx.x * OC;
+    for (int c = (int)threadIdx.x * vec_size; c < OC; c += (int)blockDim.x * vec_size) {
+        Vec<floatX> v = load_row(row, c, OC), bias = load_row(b, c, OC);
+        #pragma unroll
+        for (int k = 0; k < vec_size; k++) v.at[k] = floatX(real(v.at[k]) + real(bias.at[k]));
+        store_row(row, c, OC, v);
+    }
 }
 
 }  // namespace gpu
 
-// with the bias in the GEMM's epilogue where that is possible
+// with the bias in the GEMM's epilogue where that is possible and, beside a residual, faster
 void LinearForward::gpu(Stream s) const {
-    Gemm<floatX> g = forward_gemm(y, x, w, N, C, OC, residual);
-    bool fused = b && fits_epilogue(OC);
-    if (fused) g.bias = b;
-    gpu::gemm(g, s);
-    if (b && !fused) LAUNCH(gpu::add_bias_kernel, ceil_div((long)N * OC, 256), 256, 0, s, y, b, (long)N, OC);
+    Gemm<floatX> plain = forward_gemm(y, x, w, N, C, OC, residual), fused_gemm = plain;
+    fused_gemm.bias = b;
+    auto compute_so = [&](bool fused) {
+        gpu::gemm(fused ? fused_gemm : plain, s);
+        if (b && !fused) LAUNCH(gpu::add_bias_kernel, N, 128, 0, s, y, b, OC);
+    };
+    bool fits = b && fits_epilogue(OC);
+    compute_so(fits && (!residual || gpu::fuses("bias and residual", fused_gemm, s, compute_so)));
 }
 
 void LinearGeluForward::gpu(Stream s) const {

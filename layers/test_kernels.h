@@ -135,7 +135,7 @@ void kernels_layernorm() {
             y(N * C);
         X dy(random_values<floatX>(N * C, 4)), dx(random_values<floatX>(N * C, 5));
         R mean(N), rstd(N), dw(random_values<real>(C, 6)), db(random_values<real>(C, 7)),
-            dbias(random_values<real>(C, 10)), scratch(std::max(row_scratch(C), column_sum_scratch(C)));
+            dbias(random_values<real>(C, 10)), scratch(std::max(ln_scratch(C), column_sum_scratch(C)));
         std::string size = text(" %d x %d", N, C);
 
         both_ways([&] { return LayerNormForward{y, {mean, rstd}, x, w, b, N, C}; });
@@ -193,8 +193,13 @@ void kernels_matmul() {
         both_ways([&] { return LinearForward{plain, x, w, nullptr, N, C, OC}; });
         plain.compare("matmul y without bias" + size, rounding);
         X residual(random_values<floatX>(N * OC, 6));
-        both_ways([&] { return LinearForward{y, x, w, b, N, C, OC, residual}; });
-        y.compare("matmul y on a residual" + size, rounding);
+        for (bool fused : {false, true}) {  // the bias, in the epilogue
+            std::string key = text("bias and residual " PRECISION_NAME " %d x %d x %d", N, OC, C);
+            autotuner.measured[key] = {fused, 0};
+            autotuner.generation++;
+            both_ways([&] { return LinearForward{y, x, w, b, N, C, OC, residual}; });
+            y.compare("matmul y on a residual" + size, 2 * rounding);
+        }
         for (bool add : {false, true}) {
             both_ways([&] { return LinearBackward{dx, dw, dy, x, w, N, C, OC, add}; });
             std::string what = std::string(add ? ", added to" : ", set") + size;
@@ -208,8 +213,8 @@ void kernels_matmul() {
                                    {100, 96, 128, true}}) {
         std::string size = text(PRECISION_NAME " %d x %d x %d", N, C, OC),
                     what = (fused ? ", fused " : " ") + size;
-        autotuner.measured["GELU " + size] = autotuner.measured["GELU backward with sums " + size] = {
-            fused, 0};
+        autotuner.measured[text("GELU " PRECISION_NAME " %d x %d x %d", N, OC, C)] =
+            autotuner.measured["GELU backward with sums " + size] = {fused, 0};
         autotuner.generation++;
         X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(OC * C, 2)),
             b(random_values<floatX>(OC, 3)), y(N * OC), up(N * OC);

@@ -98,7 +98,7 @@ NCCL_LAYOUTS = [
 MAKE_NCCL = f"{MAKE_WATCHED} COMM=nccl {BUILD_NCCL}/train_gpt"
 MODEL = {
     "files": ("layers/model/*.h", "layers/run/*.h", "layers/run/*.cpp"),
-    "calls": r"comm::wait_stream\(|comm::wait_event\(|\bawait_(?!together)\w+\(|\bsynchronize\(",
+    "calls": r"comm::wait_stream\(|comm::wait_event\(|\bawait_(?!all_ranks)\w+\(|\bsynchronize\(",
     "commands": [
         " ".join([*MAKE, f"{BUILD}/train_gpt"]),
         *LAYOUT_COMMANDS,

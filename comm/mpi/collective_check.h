@@ -40,7 +40,7 @@ std::string ranks_with(const std::vector<Number>& of_ranks, Number value) {
 }
 
 // returns if no rank has an error; otherwise all ranks exit with `code`
-inline void end_on_error(const std::string& error, int code = 1) {
+inline void all_end_on_error(const std::string& error, int code = 1) {
     uint64_t mine = error.empty() ? 0 : checksum(error.data(), error.size()) | 1;
 
     std::map<int64_t, std::vector<int>> who;
@@ -62,9 +62,9 @@ inline void end_on_error(const std::string& error, int code = 1) {
 }
 
 // Runs a phase that may throw on some ranks only. Either all ranks continue, or each error is printed once
-// and all exit with `code` (where await_together() would return false)
+// and all exit with `code` (where await_all_ranks() would return false)
 template <class Phase>
-void together(Phase phase, int code = 1) {
+void all_ranks_or_fail(Phase phase, int code = 1) {
     std::string error;
     try {
         phase();
@@ -73,7 +73,7 @@ void together(Phase phase, int code = 1) {
     } catch (const std::exception& e) {
         error = e.what();
     }
-    end_on_error(error, code);
+    all_end_on_error(error, code);
 }
 
 // what must be the same on all ranks: its name, its checksum, and advice if it is not
@@ -92,13 +92,13 @@ inline void check_ranks_agree(const std::vector<RankHash>& hashes) {
             error = text("rank %s: %s differs from rank 0's: %s", rank_list(differ).c_str(),
                              hashes[i].name.c_str(), hashes[i].advice);
     }
-    end_on_error(error);
+    all_end_on_error(error);
 }
 
 // Waits until the background work of all ranks is done. Meanwhile the ranks keep exchanging their status, so
 // that no call times out because of a slow disk. Names slow ranks. Sets error if this rank's work failed;
 // returns true if no rank's did
-inline bool await_together(std::future<void>& work, const char* doing, std::string& error) {
+inline bool await_all_ranks(std::future<void>& work, const char* doing, std::string& error) {
     enum { Done, Busy, Failed };
     constexpr std::chrono::milliseconds tick(20);
     constexpr double patience = 5;  // seconds

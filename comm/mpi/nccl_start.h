@@ -1,5 +1,5 @@
 // nccl_start.h   how NCCL's communicators are made: with a timeout, and connected before the first step
-//   Calls that run beside kernels (of data-parallel and pipeline groups) may take few of the device's SMs:
+//   Calls that run beside kernels (of data-parallel and pipeline groups) take at most 8 of the device's SMs:
 //   cuBLASLt's GEMMs need all of them at once, and a GEMM that lacks one waits for it. NCCL would take up to
 //   32; its variable NCCL_MAX_CTAS overrides this choice.
 //   TRAIN_GPT_SHARE_GPU=1, for checks on a machine with one GPU: NCCL refuses two ranks on one device of one

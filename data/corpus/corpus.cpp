@@ -47,7 +47,7 @@ const StepForm forms[] = {
     {"tokens", "SET=FILE…", "shuffled token files and train.blend for train_gpt", "output",
      [](const Ranks& r, A a) { tokens(r, a.settings, a.corpus, a.output()); }},
     {"report", "FOLDER", "what each set lost at each step (report.md)", "",
-     [](const Ranks& r, A a) { r.together([&] { return r.first() ? (report(a.words[0]), 0) : 0; }); }},
+     [](const Ranks& r, A a) { r.all_or_fail([&] { return r.first() ? (report(a.words[0]), 0) : 0; }); }},
     {"run", "corpus.conf", "all of these, in this order; resumes where it stopped", "", run_all},
     {"bench", "[FILE.warc.gz]", "speed of each step's inner loop on this core", "",
      [](const Ranks&, A a) { bench(a.words.empty() ? "" : a.words[0]); }},
@@ -218,7 +218,7 @@ int main(int argc, char** argv) {
         comm::start(&argc, &argv);
         Ranks ranks;
         Command command;
-        const StepForm* form = ranks.together([&] { return &parse(argc, argv, command); });
+        const StepForm* form = ranks.all_or_fail([&] { return &parse(argc, argv, command); });
         comm::check_ranks_agree(facts(command));
         form->run(ranks, command);
         comm::finish();

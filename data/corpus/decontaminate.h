@@ -305,7 +305,7 @@ inline void count_hits(const Ranks& ranks, const Settings& settings, const Corpu
 
 inline Corpus decontaminate(const Ranks& ranks, const Settings& settings, const Corpus& in,
                             const std::string& folder) {
-    Keys keys = ranks.together([&] { return read_keys(settings); });
+    Keys keys = ranks.all_or_fail([&] { return read_keys(settings); });
     if (ranks.first()) printf("decontaminate: %zu keys\n", keys.keys.size());
 
     count_hits(ranks, settings, in, folder, keys);

@@ -388,7 +388,7 @@ inline uint64_t find_removed(Dedup& d, const Ranks& ranks, const Settings& setti
 
 inline Corpus dedup(const Ranks& ranks, const Settings& settings, const Corpus& in,
                     const std::string& folder) {
-    MinHash hasher = ranks.together([&] {
+    MinHash hasher = ranks.all_or_fail([&] {
         check_priority(settings, in);
         return MinHash(settings);
     });

@@ -65,7 +65,7 @@ inline void describe(Document& d, const WarcRecord& record, const std::string& l
 
 inline Corpus extract(const Ranks& ranks, const Settings& settings, const Corpus& in,
                       const std::string& folder) {
-    StopWords stop = ranks.together([&] { return StopWords(settings.get("stopwords")); });
+    StopWords stop = ranks.all_or_fail([&] { return StopWords(settings.get("stopwords")); });
     Stage stage(ranks, settings, "extract", folder, settings.documents_ending(), stop.fingerprint());
     JusText rules;
     size_t longest = settings.whole("longest-page");

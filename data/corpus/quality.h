@@ -263,12 +263,12 @@ inline void train_and_measure(const Settings& settings, const Corpus& in, const 
 
 inline void train_classifier(const Ranks& ranks, const Settings& settings, const Corpus& in,
                              const std::string& path) {
-    ranks.together([&] { return ranks.first() ? (train_and_measure(settings, in, path), 0) : 0; });
+    ranks.all_or_fail([&] { return ranks.first() ? (train_and_measure(settings, in, path), 0) : 0; });
 }
 
 inline Corpus score(const Ranks& ranks, const Settings& settings, const Corpus& in, const std::string& folder,
                     const std::string& model, const Wanted& wanted) {
-    auto classifier = ranks.together([&] { return std::make_unique<Classifier>(model); });
+    auto classifier = ranks.all_or_fail([&] { return std::make_unique<Classifier>(model); });
     Stage stage(ranks, settings, "score", folder, settings.documents_ending(),
                 classifier->hash);
     return stage.each_document(in, wanted, [&](Document& d, Counts&) -> const char* {

@@ -19,9 +19,9 @@ struct Ranks {
     void wait(const char* label) const { comm::barrier(all, label); }
     // runs what() on every rank; if it fails on any, the error is printed once and all ranks exit
     template <class What>
-    auto together(What what) const {
+    auto all_or_fail(What what) const {
         std::optional<decltype(what())> result;
-        comm::together([&] { result.emplace(what()); });
+        comm::all_ranks_or_fail([&] { result.emplace(what()); });
         return std::move(*result);
     }
 
@@ -202,7 +202,7 @@ struct Stage {
     // all other files as they were
     template <class Work>
     Corpus each_file(const Corpus& in, const Wanted& wanted, Work work) {
-        ranks.together([&] { return ranks.first() ? prepare(in, wanted) : 0; });
+        ranks.all_or_fail([&] { return ranks.first() ? prepare(in, wanted) : 0; });
         std::vector<size_t> files = deal(ranks, in, wanted);
         for (size_t i : files) progress.total += (double)in.files[i].bytes;
 
@@ -242,7 +242,7 @@ struct Stage {
         size_t next = 0;
         for (size_t i = 0; i < in.files.size(); i++)
             if (wanted(in.files[i])) out.files[i].bytes = (uint64_t)sizes[next++];
-        ranks.together([&] {
+        ranks.all_or_fail([&] {
             if (ranks.first()) report(sums);
             return 0;
         });

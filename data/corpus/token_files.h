@@ -170,7 +170,7 @@ inline void tokens(const Ranks& ranks, const Settings& settings, const Corpus& i
                    const std::string& folder) {
     double validation = settings.number("validation");
     bool weighted = in.sets[0].weight > 0;
-    Vocabulary v = ranks.together([&] { return open_vocabulary(settings, in); });
+    Vocabulary v = ranks.all_or_fail([&] { return open_vocabulary(settings, in); });
     Corpus encoded = encode_files(ranks, settings, in, folder, v);
 
     Stage stage(ranks, settings, "tokens", folder, "");

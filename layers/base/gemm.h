@@ -62,7 +62,7 @@ void gemm(const Gemm<Out, Left, Right>&, Stream);
 size_t gemm_workspace();
 void take_gemm_workspace(Stream);
 std::string gemm_library();
-// whether run(true), with GELU in an epilogue, is faster than run(false), with a kernel for it: timed at the
+// whether run(true), by an epilogue, is faster than run(false), with a kernel for its work: timed at the
 // start, false where nothing was timed
 bool fuses(const char* what, const Gemm<floatX>& fused_gemm, Stream, const std::function<void(bool)>& run);
 }  // namespace gpu

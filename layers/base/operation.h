@@ -9,7 +9,7 @@
 //     layers/plan/profile.h   the time of each operation beside its floor
 //     layers/plan/trace.h     when each began and ended, and who waited
 //     layers/plan/record.h    all of it, in order, with values
-//     layers/plan/invariants.h   in the first steps of every run: what the code of a step relies on
+//     layers/plan/invariants.h   in a run's first step or two: what the code of a step relies on
 //   Without listeners an announcement costs an NVTX range in CUDA builds, and nothing else.
 //   Section declares what the operations up to the closing brace belong to: which pass of which micro-batch.
 //   To follow a step, read on from compute().

@@ -1,7 +1,7 @@
 // autotune.h   what is timed once and then remembered: cuBLASLt's algorithms, and the faster of two methods
 //   Choices are timed while a TimingChoices exists: at a run's start, in tune(). They belong to the run: all
-//   its ranks on the same kind of machine use the same ones (share_choices, setup.h), and checkpoints store
-//   them: a run resumed on such a machine computes exactly the same. Other shapes, such as the GEMMs of
+//   its ranks on the same kind of machine use the same ones (share_choices, run/setup.h), and checkpoints
+//   store them: a run resumed on such a machine computes exactly the same. Other shapes, such as the GEMMs of
 //   packed batches, are neither timed nor shared: each rank takes its file's choice or, if it has none, the
 //   default.
 //   Choices are also cached in a file for later runs on the same kind of machine:

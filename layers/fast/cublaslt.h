@@ -161,7 +161,7 @@ const cublasLtMatmulAlgo_t& choose_algorithm(const Gemm<Out, Left, Right>& g, co
 }
 
 // Whether to use the GEMM's epilogue, if possible, or a separate kernel, always possible: whichever is
-// faster. Timed before the first step, in tune() (setup.h): only then is `run` called here
+// faster. Timed before the first step, in tune() (run/setup.h): only then is `run` called here
 bool fuses(const char* what, const Gemm<floatX>& fused_gemm, Stream s,
            const std::function<void(bool)>& run) {
     static AutotuneCache<std::tuple<const char*, int, int, int>, bool> chosen;
@@ -186,6 +186,8 @@ template <class Out, class Left, class Right>
 void gemm(const Gemm<Out, Left, Right>& given, Stream s) {
     Gemm<Out, Left, Right> g = with_leading_dimensions(given);
     MatmulDescriptor d(g);
+    // attention in memory is many GEMMs in one operation, which alone would fill the device's launch queue
+    if (g.batch > 1 && after_operation) after_operation(s);
     check_cublas(Cublas::get().multiply(g, d, choose_algorithm(g, d, s), s), "cublasLtMatmul");
 }
 

@@ -102,7 +102,7 @@ void FlashForward::compute_with(bool hopper, Stream s) const {
     });
 }
 
-// sm_90a's kernel leaves dqkv's column sums over each 128 keys; after sm_80's, dqkv is read once more
+// sm_90a's kernel leaves column sums of dqkv in fp32 (FlashScratch); after sm_80's, dqkv is read once more
 void FlashBackward::compute_with(bool hopper, Stream s) const {
     set_zero(scratch.turns, flash_turns(a.B, a.NH, a.T) * sizeof(int), s);
     gpu::with_head_size(a.HS, [&](auto head_size) {

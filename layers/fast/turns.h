@@ -2,7 +2,8 @@
 //   wait_until and publish: a counter in global memory that keeps blocks in order. All threads of a block
 //   write, then a barrier, then one thread publishes (its release covers what the barrier ordered before it).
 //   In the next block one thread waits, then a barrier, then all threads read the results with load_from_l2.
-//   On sm_90a one thread does it all: it waits, adds by a bulk copy, waits for that to end, and publishes.
+//   On sm_90a one thread waits, adds by a bulk copy, waits for that to end, and publishes; only in the block
+//   that reads the sum do all threads, after a barrier.
 //   On a GPU a wait that does not end gives up after ten seconds, and later waits give up early: the kernel
 //   ends with invalid results, so a step calls take_expired_wait() at its end, after the update and before
 //   anything is reported or saved. (A trap instead made registers spill.) In emulation a wait that cannot end

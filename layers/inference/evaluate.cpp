@@ -135,7 +135,7 @@ NamedValues evaluate_tasks(const Run& run, Model& model, InferenceJobs& jobs) {
     double start = seconds(), rows = 0;
     jobs.results.clear();
     for (auto& file : jobs.tasks) {
-        ScoreBatches plan(file, model.shape.T, model.max_rows(), model.max_outputs(), rows_unit(model));
+        ScoreBatches plan(file, model.shape.T, model.max_rows(), model.max_logit_rows(), rows_unit(model));
         jobs.results.push_back(task_result(file, score_file(model, plan), plan.truncated));
         rows += (double)plan.rows;
     }
@@ -143,7 +143,7 @@ NamedValues evaluate_tasks(const Run& run, Model& model, InferenceJobs& jobs) {
     NamedValues metrics;
     for (auto& task : jobs.results)
         for (auto& metric : task.metrics) metrics.push_back({task.name + " " + metric.name, metric.value});
-    if (!run.trains()) comm::end_on_error(not_finite(jobs.results));
+    if (!run.trains()) comm::all_end_on_error(not_finite(jobs.results));
     if (!run.is_rank0()) return metrics;
     double took = seconds() - start;
     printf("%s%.0f tokens in %.1f s, %.0f tokens/s\n", task_table_text(jobs.results).c_str(), rows, took,

@@ -143,7 +143,7 @@ inline std::vector<int> next_tokens(Model& model, const std::vector<Text*>& text
         if (packed.rows() + n > room) break;
         int first = packed.add_segment(t->tokens.data() + t->done, n, t->done, base + t->done, base);
         for (int i = 0; i < n; i++) packed.cache_slots.push_back(base + t->done + i);
-        packed.logit_rows.push_back(first + n - 1);
+        packed.rows_with_logits.push_back(first + n - 1);
         packed.targets.push_back(0);
         t->done = (int)t->tokens.size();
         asked.push_back(t);

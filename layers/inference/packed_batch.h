@@ -11,20 +11,20 @@
 struct PackedSegments {
     const int* positions;    // (N)
     const int* cache_slots;  // (N): each row's slot in the KV cache; nullptr: row n is slot n, no cache
-    const int* logit_rows;   // (outputs): rows whose logits are computed; a row may be listed more than once
+    const int* rows_with_logits;  // (logit_rows): whose logits are computed; may repeat
     const Tile* tiles;
-    int tile_count, outputs;
+    int tile_count, logit_rows;
 };
 static_assert(packed_ints == 3 + sizeof(Tile) / sizeof(int));
 
 struct PackedBatch {
     std::vector<int> tokens, positions;  // (N)
     std::vector<int> cache_slots;        // (N): the rows' slots in a cache that is kept; else empty
-    // (outputs): the rows whose logits are computed, and their targets
-    std::vector<int> logit_rows, targets;
+    // (logit_rows): the rows whose logits are computed, and their targets
+    std::vector<int> rows_with_logits, targets;
     std::vector<Tile> tiles;
     int rows() const { return (int)tokens.size(); }
-    int outputs() const { return (int)logit_rows.size(); }
+    int logit_rows() const { return (int)rows_with_logits.size(); }
 
     // Adds n tokens at positions `position`, …; their keys and values go to cache rows `at`, …. They attend
     // to their own segment, which begins at cache row `own`, and to cache rows [prefix, prefix + shared).
@@ -45,10 +45,15 @@ struct PackedBatch {
         return add_segment(given, n, position, rows(), rows(), prefix, shared);
     }
 
-    // adds rows of padding, up to a multiple of `unit`
-    void pad_rows(int unit) {
+    // adds rows of padding up to a multiple of `unit`, and rows of logits that no target counts, likewise but
+    // at most `most_logit_rows` in all
+    void pad_rows(int unit, int most_logit_rows) {
         std::vector<int> blank((unit - rows() % unit) % unit, 0);
         if (!blank.empty()) add_uncached(blank.data(), (int)blank.size(), 0);
+        while (logit_rows() % unit && logit_rows() < most_logit_rows) {
+            rows_with_logits.push_back(0);
+            targets.push_back(-1);
+        }
     }
 };
 
@@ -65,10 +70,10 @@ inline void load_packed(Model& model, InFlight& to, const PackedBatch& packed) {
     PackedSegments& s = *to.packed;
     s.positions = to.segment_arrays;
     s.cache_slots = packed.cache_slots.empty() ? nullptr : append(packed.cache_slots);
-    s.logit_rows = append(packed.logit_rows);
+    s.rows_with_logits = append(packed.rows_with_logits);
     s.tiles = (const Tile*)(to.segment_arrays + all.size());
     s.tile_count = (int)packed.tiles.size();
-    s.outputs = packed.outputs();
+    s.logit_rows = packed.logit_rows();
 
     size_t tile_bytes = packed.tiles.size() * sizeof(Tile);
     all.resize(all.size() + tile_bytes / sizeof(int));
@@ -96,7 +101,7 @@ inline void packed_attention(const BlockActivations& a, const PackedSegments& pa
                              const LayerContext& ctx, BatchShape batch) {
     Stream s = ctx.stream;
     int N = batch.rows(), C = ctx.shape.C, t = ctx.tp.group.size;
-    floatX* qkv = packed.cache_slots ? ctx.scratch.wide : a.qkv;
+    floatX* qkv = packed.cache_slots ? ctx.scratch.mlp_or_qkv : a.qkv;
     ln1_forward(a, w, ctx, batch);
     const floatX* rows = gather_rows(ctx.tp, ctx.scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
     compute(LinearForward{.y = qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C, .OC = 3 * C / t},
@@ -118,16 +123,17 @@ inline void packed_layers(Model& model, const MicroBatch& mb, const LayerContext
     });
 }
 
-// of the last chunk's output: normalised rows (outputs, C), those whose logits are wanted
+// of the last chunk's output: normalised rows (logit_rows, C), those whose logits are wanted
 inline const floatX* packed_lm_head_rows(Model& model, const MicroBatch& mb, const LayerContext& ctx) {
     await_lm_head(model);
     const floatX* rows =
         lm_head_rows(model.lm_head, mb.kept.y.x, model.lm_head_weights.data(), ctx, mb.batch);
-    // rows[logit_rows[i]]: a table lookup, like the embedding
+    // rows[rows_with_logits[i]]: a table lookup, like the embedding
     int N = mb.batch.rows();
-    compute(EmbeddingForward{.x = ctx.scratch.partial, .tokens = mb.kept.packed->logit_rows, .wte = rows,
-                             .N = mb.kept.packed->outputs, .C = ctx.shape.C, .v = {N, N, 0}}, ctx.stream);
-    return ctx.scratch.partial;
+    compute(EmbeddingForward{.x = ctx.scratch.unreduced, .tokens = mb.kept.packed->rows_with_logits,
+                             .wte = rows, .N = mb.kept.packed->logit_rows, .C = ctx.shape.C,
+                             .v = {N, N, 0}}, ctx.stream);
+    return ctx.scratch.unreduced;
 }
 
 // one chunk of layers; in the last chunk also the losses of the wanted rows, and which targets are likeliest
@@ -139,7 +145,7 @@ inline void packed_forward(Model& model, const MicroBatch& mb) {
     if (!model.is_last_chunk(mb.chunk)) return;
 
     const LmHeadActivations& a = model.lm_head;
-    lm_head_forward(a, mb, packed_lm_head_rows(model, mb, ctx), mb.kept.packed->outputs, 0,
+    lm_head_forward(a, mb, packed_lm_head_rows(model, mb, ctx), mb.kept.packed->logit_rows, 0,
                     model.lm_head_weights.data(), ctx, a.is_greedy != nullptr);
 }
 
@@ -164,13 +170,13 @@ inline std::vector<std::vector<real>> packed_logits(Model& model, const PackedBa
             comm::send(grid.forward_out.group, kept.y.x, values, 1, "rows of generation", model.stream);
         else  // all of them are held at once
             logits_forward(model.lm_head, packed_lm_head_rows(model, mb, ctx), model.weight(model.table.wte),
-                           packed.outputs(), ctx);
+                           packed.logit_rows(), ctx);
     }
 
     refuse_expired_waits("generation", model.stream);
     std::vector<std::vector<real>> out;
     if (!grid.is_last_stage()) return out;
-    int K = packed.outputs(), Vp_r = model.shape.Vp / grid.t, V = model.shape.V;
+    int K = packed.logit_rows(), Vp_r = model.shape.Vp / grid.t, V = model.shape.V;
     // my columns -> all columns
     comm::all_gather(tp.group, model.gathered_logits, model.lm_head.logits, (long)K * Vp_r, "logits",
                      model.stream);

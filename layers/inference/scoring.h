@@ -22,7 +22,7 @@ struct ScoreItem {
 };
 struct ScoreBatch {
     std::vector<ScoreItem> items;
-    int rows = 0, outputs = 0;
+    int rows = 0, logit_rows = 0;
 };
 
 // A continuation must fit into the model's T positions (a context may be cut): documents with a longer one
@@ -56,15 +56,15 @@ inline int rows_unit(const Model& model) {
 
 struct ScoreBatches {
     const EvalFile& file;
-    int unit;
+    int unit, most_logit_rows;
     std::vector<ScoreBatch> batches;
     long truncated = 0;  // documents whose context was cut
-    long rows = 0;       // of all batches
+    long rows = 0;       // of all batches, without padding
 
-    // T: the model's positions; most_rows, most_outputs: limits of a batch; unit: rows_unit(). Without
+    // T: the model's positions; most_rows, most_logit_rows: limits of a batch; unit: rows_unit(). Without
     // `share`, each continuation has a context of its own
-    ScoreBatches(const EvalFile& file, int T, int most_rows, int most_outputs, int unit, bool share = true)
-        : file(file), unit(unit) {
+    ScoreBatches(const EvalFile& file, int T, int most_rows, int most_logit_rows, int unit, bool share = true)
+        : file(file), unit(unit), most_logit_rows(most_logit_rows) {
         for (size_t d = 0; d < file.documents.size(); d++) {
             const EvalDocument& document = file.documents[d];
             // (context, its length, tokens cut from it) -> its continuations
@@ -78,22 +78,22 @@ struct ScoreBatches {
             }
 
             truncated += cut_here;
-            for (auto& [key, requests] : same) add(std::get<2>(key), requests, most_rows, most_outputs);
+            for (auto& [key, requests] : same) add(std::get<2>(key), requests, most_rows);
         }
 
         for (auto& b : batches) {
-            b.rows = (b.rows + unit - 1) / unit * unit;
             rows += b.rows;
+            b.rows = (b.rows + unit - 1) / unit * unit;
         }
     }
 
-    void add(int cut, const std::vector<int>& requests, int most_rows, int most_outputs) {
+    void add(int cut, const std::vector<int>& requests, int most_rows) {
         int context_length = (int)file.requests[requests[0]].context_tokens - cut;
         ScoreBatch* b = batches.empty() ? nullptr : &batches.back();
         ScoreItem* item = nullptr;
         for (int r : requests) {
             int n = (int)file.requests[r].continuation_tokens, more = n - 1 + (item ? 0 : context_length);
-            if (!b || b->rows + more > most_rows || b->outputs + n > most_outputs) {
+            if (!b || b->rows + more > most_rows || b->logit_rows + n > most_logit_rows) {
                 batches.emplace_back();
                 b = &batches.back();
                 item = nullptr;
@@ -106,7 +106,7 @@ struct ScoreBatches {
             }
             item->requests.push_back(r);
             b->rows += more;
-            b->outputs += n;
+            b->logit_rows += n;
         }
     }
 
@@ -122,12 +122,12 @@ struct ScoreBatches {
                 int row = length > 1 ? out.add_uncached(own, length - 1, n, context_row, n) : 0;
 
                 for (int i = 0; i < length; i++) {
-                    out.logit_rows.push_back(i ? row + i - 1 : context_row + n - 1);
+                    out.rows_with_logits.push_back(i ? row + i - 1 : context_row + n - 1);
                     out.targets.push_back(own[i]);
                 }
             }
         }
-        out.pad_rows(unit);
+        out.pad_rows(unit, most_logit_rows);
         return out;
     }
 };
@@ -135,8 +135,8 @@ struct ScoreBatches {
 // the scores of a batch that was micro-batch `micro_batch` of the last stage
 inline void collect_scores(Model& model, const ScoreBatches& plan, const ScoreBatch& b, int micro_batch,
                            std::vector<Score>& scores) {
-    std::vector<real> losses(b.outputs), is_greedy(b.outputs);
-    long from = (long)micro_batch * model.max_outputs();
+    std::vector<real> losses(b.logit_rows), is_greedy(b.logit_rows);
+    long from = (long)micro_batch * model.max_logit_rows();
     copy_to_host(losses.data(), model.lm_head.losses + from, losses.size() * sizeof(real), model.stream);
     copy_to_host(is_greedy.data(), model.lm_head.is_greedy + from, is_greedy.size() * sizeof(real),
                  model.stream);

@@ -175,7 +175,7 @@ inline std::vector<ServedText> parse_request(const Json& json, int64_t id, const
 // likelihoods of the prompt's tokens from the second on; fills the cache at `place` with its keys and values
 inline std::vector<Likelihood> score_prompt(Model& model, int place, Text& text) {
     int n = (int)text.tokens.size(), base = place * model.shape.T;
-    int most = std::min(model.max_outputs(), model.max_rows());
+    int most = std::min(model.max_logit_rows(), model.max_rows());
     std::vector<std::pair<int, double>> top(std::min(text.logprobs, model.shape.V));
     std::vector<Likelihood> out(n - 1, {0, top});
     for (int first = 0; first < n; first += most) {
@@ -184,7 +184,7 @@ inline std::vector<Likelihood> score_prompt(Model& model, int place, Text& text)
         packed.add_segment(&text.tokens[(size_t)first], rows, first, base + first, base);
         for (int i = 0; i < rows; i++) {
             packed.cache_slots.push_back(base + first + i);
-            packed.logit_rows.push_back(i);
+            packed.rows_with_logits.push_back(i);
             packed.targets.push_back(0);
         }
 

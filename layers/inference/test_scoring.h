@@ -45,8 +45,12 @@ void test_segments() {
           "positions go on");
     PackedBatch padded;
     padded.add_uncached(tokens.data(), 5, 0);
-    padded.pad_rows(4);
-    check(padded.rows() == 8 && padded.outputs() == 0, "padding");
+    padded.pad_rows(4, 8);
+    check(padded.rows() == 8 && padded.logit_rows() == 0, "padding");
+    padded.rows_with_logits = padded.targets = {1};
+    padded.pad_rows(4, 3);
+    check(padded.rows() == 8 && padded.targets == std::vector<int>{1, -1, -1} && padded.logit_rows() == 3,
+          "rows of logits are padded, as many as there is room for, and do not count");
 }
 
 std::vector<Score> score_all(Trial& trial, const EvalFile& file, const ScoreBatches& plan) {

@@ -24,7 +24,7 @@ enum class Recompute {
     Full,   // everything but the block's input
 };
 
-// sizes and features of a model instance; setup_of() in setup.h derives them from the options
+// sizes and features of a model instance; setup_of() in run/setup.h derives them from the options
 struct Setup {
     int B = 1;                    // sequences in a micro-batch
     bool training = true;         // false: forward only, no gradients
@@ -34,7 +34,7 @@ struct Setup {
     // inference only: blocks keep keys and values from one batch to the next (a KV cache)
     bool inference_cache = false;
     bool notes_greedy = false;    // record whether each target is the most likely token
-    int outputs = 0;              // rows of logits in a batch; 0: all rows
+    int logit_rows = 0;           // rows of logits in a batch; 0: all rows
     Recompute recompute = Recompute::None;
     bool flash = false;           // attention without a (T, T) tensor
     bool fp8 = false;             // the blocks' linear layers use FP8 GEMMs
@@ -44,7 +44,7 @@ struct Setup {
     bool several_micro_batches = false;  // some step has more than one: gradients are accumulated
     bool loss_in_backward = false;  // forward keeps no logits: backward computes logits and loss itself
     int micro_batches = 1;        // most in a step or a round of evaluation; each has its tokens and losses
-    int loss_rows = 0;            // rows of logits held at once; 0: all
+    int logit_rows_held = 0;      // rows of logits held at once; 0: all
     int optimizer_shards = 1;     // data-parallel ranks that the optimizer state is sharded over
     int chunks = 1;               // model chunks (groups of layers) per pipeline stage
     int slots = 1, inputs = 1, dx_buffers = 1;
@@ -99,15 +99,15 @@ struct LmHeadActivations {
     // (N, C): ln gathered over t, kept for backward; nullptr if backward reads ln (nothing is gathered),
     // gathers the rows itself, into scratch (loss_in_backward), or reads rows_fp8
     floatX* input_rows;
-    floatX* logits;             // (rows_held, Vp_r); overwritten by their gradient if one is wanted
-    real* losses;               // (micro_batches, outputs)
-    real* is_greedy = nullptr;  // (micro_batches, outputs): see cross_entropy.cuh
-    real *largest, *sums;       // (rows_held), (2, rows_held): see cross_entropy.cuh
-    int outputs;                // most rows of logits in a batch
-    int rows_held;              // rows of logits held at once
+    floatX* logits;             // (logit_rows_held, Vp_r); overwritten by their gradient, if asked for
+    real* losses;               // (micro_batches, logit_rows)
+    real* is_greedy = nullptr;  // (micro_batches, logit_rows): see cross_entropy.cuh
+    real *largest, *exp_sums;       // (logit_rows_held), (2, logit_rows_held): see cross_entropy.cuh
+    int logit_rows;             // most rows of logits in a batch
+    int logit_rows_held;        // rows of logits held at once
     bool loss_in_backward;      // backward computes logits and losses itself: see vocabulary.h
     bool in_fp8 = false;        // --fp8-lm-head: its GEMMs are in 8 bits where the blocks' are
-    Fp8Inputs rows_fp8;         // with in_fp8: its input in 8 bits, for rows_held rows, like the logits
+    Fp8Inputs rows_fp8;         // with in_fp8: its input in 8 bits, for logit_rows_held rows, like the logits
 };
 
 // ---- a micro-batch in flight -----------------------------------------------------------------------------
@@ -145,12 +145,13 @@ struct MicroBatch {
 // ---- scratch: within one layer's or block's forward or backward ------------------------------------------
 
 struct Scratch {
-    floatX* partial;   // (N, C): in forward, with t > 1 or --fp8, the output of a branch's last GEMM, and
-                       // with sequence parallelism the looked-up rows of wte; in backward a linear layer's
-                       // dx, with t > 1 as partial sums, and in between d_o
-    floatX* reduced;   // (N_r, C): whole sums; without sequence parallelism (so on one rank) `partial` itself
-    floatX* all_rows;  // (N, C): gathered rows; with sequence parallelism only
-    floatX* wide;      // (N, 4 C / t): gradients of act, up and qkv; qkv of a packed batch
+    // (N, C): in forward, with t > 1 or --fp8, the output of a branch's last GEMM, and with sequence
+    // parallelism the looked-up rows of wte; in backward the gradients of ln (LM head), ln2, o and ln1. All
+    // but that of o are partial sums, to be reduced over t
+    floatX* unreduced;
+    floatX* reduced;     // (N_r, C): their sums; without sequence parallelism, so with t = 1, `unreduced`
+    floatX* all_rows;    // (N, C): gathered rows; with sequence parallelism only
+    floatX* mlp_or_qkv;  // (N, 4 C / t): gradients of act, up and qkv; qkv of a packed batch
     floatX* scores_gradient = nullptr;  // (B, NH_r, T, T): for materialised attention …
     FlashScratch flash = {};            // … or for flash attention
     real* columns = nullptr;            // column_scratch of all layers: as large as the largest needs

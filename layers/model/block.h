@@ -55,7 +55,7 @@ inline void block_attention(const BlockActivations& a, const floatX* const* w, c
     else compute(AttentionForward{.o = a.o, .p = a.probabilities, .qkv = a.qkv, .a = heads}, s);
 }
 
-// The last layer of a branch, y = residual + x w^T + b. On one rank the GEMM adds all three, and nullptr is
+// The last layer of a branch, y = residual + x w^T + b. With t = 1 the GEMM adds all three, and nullptr is
 // returned (not with --fp8, where cuBLASLt may be unable to). Otherwise x w^T, summed over t, is returned, to
 // which the caller adds residual and bias, once
 inline const floatX* end_branch(LinearForward layer, const Fp8Inputs& fp8, const char* label,
@@ -63,7 +63,7 @@ inline const floatX* end_branch(LinearForward layer, const Fp8Inputs& fp8, const
                                 std::source_location where = std::source_location::current()) {
     bool adds_all = ctx.tp.group.size == 1 && !ctx.fp8;
     if (!adds_all) {
-        layer.y = ctx.scratch.partial;
+        layer.y = ctx.scratch.unreduced;
         layer.b = layer.residual = nullptr;
     }
     compute_linear(layer, fp8, ctx, where);
@@ -124,12 +124,12 @@ inline const floatX* gathered_input(const LayerContext& ctx, const floatX* x, in
 //   DOWN_B  in step 8, of dx
 // With sequence parallelism, gradients of replicated tensors cover only this rank's rows; optimizer.h sums
 // them over the tensor-parallel ranks, once per step.
-// Scratch is reused within the block, in the order of one stream (without sequence parallelism, so on one
-// rank too, `reduced` is `partial`):
-//             steps 8, 7   6                    5      4      3        2                    1
-//   wide      d_up         d_up                               d_qkv    d_qkv
-//   partial                gradient of ln2             d_o    d_o      gradient of ln1
-//   reduced                its sum over t       read                   its sum over t       read
+// Scratch is reused within the block, in the order of one stream. Without sequence parallelism, so with
+// t = 1, `reduced` is `unreduced`, which then keeps the gradients of ln2 and ln1 up to steps 5 and 1:
+//                steps 8, 7   6                    5      4      3        2                    1
+//   mlp_or_qkv   d_up         d_up                               d_qkv    d_qkv
+//   unreduced                 gradient of ln2             d_o    d_o      gradient of ln1
+//   reduced                   its sum over t       read                   its sum over t       read
 
 // Steps 8 to 5: dx, the gradient of y, becomes that of mid
 inline void mlp_backward(floatX* dx, real* const* g, const BlockActivations& a, const floatX* const* w,
@@ -137,7 +137,7 @@ inline void mlp_backward(floatX* dx, real* const* g, const BlockActivations& a, 
     const Scratch& scratch = ctx.scratch;
     Stream s = ctx.stream;
     int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
-    floatX* d_up = scratch.wide;
+    floatX* d_up = scratch.mlp_or_qkv;
 
     // 8. dx is also the gradient of the MLP branch
     compute(BiasBackward{.db = g[DOWN_B], .dy = dx, .column_scratch = scratch.columns, .N = N_r, .C = C,
@@ -155,11 +155,11 @@ inline void mlp_backward(floatX* dx, real* const* g, const BlockActivations& a, 
     if (recomputes_shared(a, ctx))
         compute(LayerNormForward{.y = a.ln2, .stats = a.ln2_stats, .x = a.mid, .w = w[LN2_W], .b = w[LN2_B],
                                  .N = N_r, .C = C}, s);
-    compute_linear(LinearBackward{.dx = scratch.partial, .dw = g[UP_W], .dy = d_up,
+    compute_linear(LinearBackward{.dx = scratch.unreduced, .dw = g[UP_W], .dy = d_up,
                                   .x = gathered_input(ctx, a.ln2, N, "rows for up, again"), .w = w[UP_W],
                                   .N = N, .C = C, .OC = 4 * C_r, .accumulate = ctx.accumulate},
                    a.up_fp8, ctx);
-    floatX* d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of up's gradient", s);
+    floatX* d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.unreduced, N, C, "sum of up's gradient", s);
 
     // 5. adds to dx, the residual stream's gradient
     compute(LayerNormBackward{.dx = dx, .dw = g[LN2_W], .db = g[LN2_B], .dy = d_ln, .x = a.mid,
@@ -173,7 +173,7 @@ inline void attention_backward(floatX* dx, real* const* g, const BlockActivation
     const Scratch& scratch = ctx.scratch;
     Stream s = ctx.stream;
     int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size, C = ctx.shape.C, C_r = C / t;
-    floatX *d_qkv = scratch.wide, *d_o = scratch.partial;
+    floatX *d_qkv = scratch.mlp_or_qkv, *d_o = scratch.unreduced;
 
     // 4. dx is also the gradient of the attention branch
     compute(BiasBackward{.db = g[OUT_B], .dy = dx, .column_scratch = scratch.columns, .N = N_r, .C = C,
@@ -182,7 +182,7 @@ inline void attention_backward(floatX* dx, real* const* g, const BlockActivation
     compute_linear(LinearBackward{.dx = d_o, .dw = g[OUT_W], .dy = rows, .x = a.o, .w = w[OUT_W], .N = N,
                                   .C = C_r, .OC = C, .accumulate = ctx.accumulate}, a.out_fp8, ctx);
 
-    // 3. attention, which also sums d_qkv's rows: the gradient of QKV_B (step 2)
+    // 3. attention, which also makes the gradient of QKV_B (step 2), d_qkv's column sums
     AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
     QkvBiasGradient bias = {g[QKV_B], scratch.columns, ctx.accumulate};
     if (a.lse)
@@ -194,11 +194,11 @@ inline void attention_backward(floatX* dx, real* const* g, const BlockActivation
 
     // 2.
     if (recomputes_shared(a, ctx)) ln1_forward(a, w, ctx, batch);
-    compute_linear(LinearBackward{.dx = scratch.partial, .dw = g[QKV_W], .dy = d_qkv,
+    compute_linear(LinearBackward{.dx = scratch.unreduced, .dw = g[QKV_W], .dy = d_qkv,
                                   .x = gathered_input(ctx, a.ln1, N, "rows for qkv, again"), .w = w[QKV_W],
                                   .N = N, .C = C, .OC = 3 * C_r, .accumulate = ctx.accumulate},
                    a.qkv_fp8, ctx);
-    floatX* d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of qkv's gradient", s);
+    floatX* d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.unreduced, N, C, "sum of qkv's gradient", s);
 
     // 1. adds to dx
     compute(LayerNormBackward{.dx = dx, .dw = g[LN1_W], .db = g[LN1_B], .dy = d_ln, .x = a.x,

@@ -21,7 +21,7 @@
 
 // ---- options ---------------------------------------------------------------------------------------------
 
-// AdamW's hyper-parameters, and the learning rate's schedule; -1: derived from the run's length (resolve.h)
+// AdamW's hyper-parameters, and the learning rate's schedule; -1: set by the run's length (run/resolve.h)
 struct OptimizerOptions {
     double learning_rate = 0, min_learning_rate = -1;  // the peak; at the end of the decay
     long warmup_tokens = -1, decay_tokens = -1;
@@ -76,7 +76,7 @@ struct Optimizer {
     unsigned long long written = 0;  // the last update's checksum of the state, as it was written
     bool has_written = false;        // since the state was last cleared or loaded
     // checksums for --check-every: parameters at the start of the step and before the update, gradients of
-    // the first and of the second computation; then four a tensor (replicas.h)
+    // the first and of the second computation; then four a tensor (run/replicas.h)
     unsigned long long* bit_sums;
     static constexpr int bit_sum_count = 4;
 
@@ -120,8 +120,8 @@ struct Optimizer {
 
 // ---- the update ------------------------------------------------------------------------------------------
 
-// the gradients of replicated tensors, of which every tensor-parallel rank has a copy, in place
-inline void all_reduce_copies(Model& model, const comm::Group& group, comm::Op op) {
+// the gradients of tensors that every tensor-parallel rank holds: sums them, or makes its copies equal
+inline void reduce_replicated(Model& model, const comm::Group& group, comm::Op op) {
     comm::group_begin();
     for (auto& p : model.table.list)
         if (!p.split)
@@ -141,12 +141,12 @@ inline void complete_gradients(Model& model) {
     // slice, which has been summed over d: the rest is not read)
     bool partial = model.tp.sequence_parallel;
     int shards = model.table.layout.optimizer_shards;
-    if (partial) all_reduce_copies(model, grid.tp, comm::Op::Sum);
+    if (partial) reduce_replicated(model, grid.tp, comm::Op::Sum);
     // An all-reduce gives all ranks of its group the same bits (MPI's and NCCL's do). Copies that different
     // groups have summed, over d or t, may differ: NCCL's order may differ from group to group, and with it a
     // sum of more than two terms. So all take the largest of the copies
-    if (!partial && grid.t > 1 && grid.d > 2) all_reduce_copies(model, grid.tp, comm::Op::Max);
-    if (partial && grid.t > 2 && grid.d > 1 && shards == 1) all_reduce_copies(model, grid.dp, comm::Op::Max);
+    if (!partial && grid.t > 1 && grid.d > 2) reduce_replicated(model, grid.tp, comm::Op::Max);
+    if (partial && grid.t > 2 && grid.d > 1 && shards == 1) reduce_replicated(model, grid.dp, comm::Op::Max);
     if (!grid.holds_tied()) return;
 
     const Bucket& bucket = model.table.buckets[model.table.list[model.table.wte].bucket];
@@ -164,7 +164,7 @@ inline void compute_decision(Model& model, Optimizer& optimizer) {
     compute(ClearValues{"sums", optimizer.sums, buckets + 1}, model.stream);
     if (model.grid.is_last_stage() && model.grid.tensor == 0)
         compute(SumValues{.sum = optimizer.sums + buckets, .x = model.lm_head.losses,
-                          .n = (long)model.setup.micro_batches * model.max_outputs()}, model.stream);
+                          .n = (long)model.setup.micro_batches * model.max_logit_rows()}, model.stream);
     compute(SquareSums{.sums = optimizer.sums, .parts = optimizer.sum_parts, .x = model.gradients,
                        .flags = optimizer.flags, .slices = optimizer.device_slices,
                        .count = (int)optimizer.slices.size(), .sum_count = buckets,

@@ -29,11 +29,11 @@ struct Model {
     real* gradients = nullptr;
     Fp8Weights fp8 = {};  // with --fp8: 8-bit copies of the blocks' matrices; with --fp8-lm-head, of wte too
     // wte's gradient has two parts, as wte is the embedding and the LM head. This receives the logits' part:
-    //   on one stage, if some step of the run has several micro-batches, a buffer of its own. The first
-    //     micro-batch sets it; after the last it is added to gradient(wte), which until then has only the
-    //     lookups' part. The result is a sum of two sums, as in a pipeline, where two stages compute them: in
-    //     such a run a pipeline's steps equal those of one stage to the bit (scripts/test_parallel.py)
-    //   otherwise on one stage, and on the last of several: gradient(wte) itself. Other stages: nullptr
+    //   p = 1, one micro-batch in each step of the run: gradient(wte), to which the lookups' part is added
+    //   p = 1 otherwise: a buffer of its own. The first micro-batch sets it; after the last it is added to
+    //     gradient(wte), until then the lookups' part alone: a sum of two sums, as in a pipeline, where two
+    //     stages compute them. So a pipeline's steps are the same bits (scripts/test_parallel.py)
+    //   p > 1: gradient(wte) of the last stage's copy; nullptr on other stages
     real* wte_gradient_from_logits = nullptr;
 
     // of each block, by layer over all chunks of this rank, and of the LM head: pointers into the above
@@ -46,13 +46,13 @@ struct Model {
     std::vector<Buffer> inputs, dx_buffers;
     BlockActivations shared;        // with recomputation or --fp8: what all layers share
     LmHeadActivations lm_head;      // on the last stage
-    floatX* gathered_logits;        // over the whole vocabulary: (outputs, Vp) with a KV cache, else (Vp)
+    floatX* gathered_logits;        // over the whole vocabulary: (logit_rows, Vp) with a KV cache, else (Vp)
     Scratch scratch;
 
     std::vector<Allocation> memory;  // see run/allocate.h
     std::vector<comm::StreamEvent> parameters_gathered;  // event of each bucket's last all-gather
     Stream stream = nullptr;
-    bool holds_back_reductions = false;  // backward starts no reductions; RepeatedStep (monitor.h) does
+    bool holds_back_reductions = false;  // backward starts no reductions; RepeatedStep (run/monitor.h) does
 
     // pinned memory: token_ints() for each micro-batch of a step, copied to InFlight.tokens. Training has two
     // buffers, so that the next step's tokens can be read while this step computes
@@ -81,7 +81,7 @@ struct Model {
 
     // most rows in a batch, and most rows of logits
     int max_rows() const { return setup.B * shape.T; }
-    int max_outputs() const { return setup.outputs ? setup.outputs : max_rows(); }
+    int max_logit_rows() const { return setup.logit_rows ? setup.logit_rows : max_rows(); }
     bool sorts_tokens() const { return setup.training && grid.is_first_stage(); }  // for wte's gradient
     bool loads_tokens() const { return grid.is_first_stage() || grid.is_last_stage(); }
     // ints of a micro-batch: tokens, targets (N each) and, if sorted, sorted_rows (N), run_starts (N + 1)
@@ -322,7 +322,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
 // ---- losses ----------------------------------------------------------------------------------------------
 
 inline void clear_losses(Model& model) {  // those of ignored targets, and of micro-batches not run, stay 0
-    long values = (long)model.setup.micro_batches * model.max_outputs();
+    long values = (long)model.setup.micro_batches * model.max_logit_rows();
     if (!model.grid.is_last_stage()) return;
     compute(ClearValues{"losses", model.lm_head.losses, values}, model.stream);
 }

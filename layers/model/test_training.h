@@ -340,7 +340,7 @@ void test_overfit() {
         PackedBatch pack;
         pack.add_segment(&tokens[done], T - done, done, done, 0);
         for (int i = done; i < T; i++) pack.cache_slots.push_back(i);
-        pack.logit_rows = {T - done - 1};
+        pack.rows_with_logits = {T - done - 1};
         pack.targets = {0};
         return packed_logits(a.model, pack)[0];
     };

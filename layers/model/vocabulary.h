@@ -9,7 +9,7 @@
 //   Exception: Setup.loss_in_backward, set with --loss-chunk (only some rows of logits are held) or if, in a
 //   pipeline, the next forward would overwrite them. Then forward leaves out the logits, and backward
 //   computes logits, loss and gradients, some rows at a time.
-//   x (N_r, C)   tokens (N) int   wte (Vp_r, C)   wpe (T, C)   losses, is_greedy (outputs) real
+//   x (N_r, C)   tokens (N) int   wte (Vp_r, C)   wpe (T, C)   losses, is_greedy (logit_rows) real
 #pragma once
 #include "activations.h"
 #include "params.h"
@@ -26,12 +26,12 @@ inline void embed_forward(floatX* x, const int* tokens, const floatX* wte, const
                           const LayerContext& ctx, BatchShape batch, const int* positions = nullptr) {
     Stream s = ctx.stream;
     int N = batch.rows(), C = ctx.shape.C;
-    floatX* partial = ctx.tp.sequence_parallel ? ctx.scratch.partial : x;
-    compute(EmbeddingForward{.x = partial, .tokens = tokens, .wte = wte, .N = N, .C = C,
+    floatX* sums = ctx.tp.sequence_parallel ? ctx.scratch.unreduced : x;
+    compute(EmbeddingForward{.x = sums, .tokens = tokens, .wte = wte, .N = N, .C = C,
                              .v = vocabulary_shard(ctx.shape, ctx.tp),
                              .wpe = ctx.tp.group.rank == 0 ? wpe : nullptr, .positions = positions,
                              .T = batch.T}, s);
-    reduce_rows(ctx.tp, x, partial, N, C, "sum of embeddings", s);
+    reduce_rows(ctx.tp, x, sums, N, C, "sum of embeddings", s);
 }
 
 // adds to dwte; sets dwpe or, with ctx.accumulate, adds to it
@@ -81,7 +81,7 @@ inline void round_lm_head(const LmHeadActivations& a, const MicroBatch& mb, cons
                         .OC = ctx.shape.Vp / ctx.tp.group.size}, ctx.stream);
 }
 
-// rows (n, C) -> logits (n, Vp_r); n is at most a.rows_held
+// rows (n, C) -> logits (n, Vp_r); n is at most a.logit_rows_held
 inline void logits_forward(const LmHeadActivations& a, const floatX* rows, const floatX* wte, int n,
                            const LayerContext& ctx) {
     compute_linear(LinearForward{.y = a.logits, .x = rows, .w = wte, .b = nullptr, .N = n, .C = ctx.shape.C,
@@ -97,33 +97,33 @@ inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int f
     Stream s = ctx.stream;
     VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
     const comm::Group& tp = ctx.tp.group;
-    long row = (long)mb.index * a.outputs + first;
+    long row = (long)mb.index * a.logit_rows + first;
     real* losses = a.losses + row;
     real* is_greedy = notes_greedy ? a.is_greedy + row : nullptr;
     const int* targets = mb.kept.targets + first;
     bool want_gradient = dloss != 0;
 
-    // largest and sums: for several ranks, and where a row does not fit in shared memory
+    // largest and exp_sums: for several ranks, and where a row does not fit in shared memory
     CrossEntropy loss = {.losses = losses, .is_greedy = is_greedy, .logits = a.logits, .largest = a.largest,
-                         .sums = a.sums, .targets = targets, .dloss = dloss, .want_gradient = want_gradient,
-                         .N = n, .v = v};
+                         .exp_sums = a.exp_sums, .targets = targets, .dloss = dloss,
+                         .want_gradient = want_gradient, .N = n, .v = v};
     if (tp.size == 1) return compute(loss, s);
 
     // over t ranks: the largest logit and the sum of a row come from all shards
     compute(loss.largest_of_rows(), s);
     comm::all_reduce(tp, a.largest, n, comm::Op::Max, "largest logit", s);  // max of a shard -> of the row
     compute(loss.sums_of_rows(), s);
-    comm::all_reduce(tp, a.sums, 2L * n, comm::Op::Sum, "sum of exp and target", s);  // shard's -> row's sums
+    comm::all_reduce(tp, a.exp_sums, 2L * n, comm::Op::Sum, "sum of exp and target", s);  // shard's -> row's
     compute(loss.finish(), s);
 }
 
-// rows (N, C), of lm_head_rows() -> logits -> losses, a.rows_held rows at a time
+// rows (N, C), of lm_head_rows() -> logits -> losses, a.logit_rows_held rows at a time
 inline void lm_head_forward(const LmHeadActivations& a, const MicroBatch& mb, const floatX* rows, int N,
                             real dloss, const floatX* const* w, const LayerContext& ctx,
                             bool notes_greedy = false) {
     round_lm_head(a, mb, w[LOGITS_W], ctx);
-    for (int first = 0; first < N; first += a.rows_held) {
-        int n = std::min(a.rows_held, N - first);
+    for (int first = 0; first < N; first += a.logit_rows_held) {
+        int n = std::min(a.logit_rows_held, N - first);
         logits_forward(a, rows + (long)first * ctx.shape.C, w[LOGITS_W], n, ctx);
         loss_forward(a, mb, first, n, dloss, ctx, notes_greedy);
     }
@@ -144,21 +144,21 @@ inline void lm_head_backward(floatX* dx, real* const* g, const LmHeadActivations
     }
     Fp8Inputs fp8 = a.rows_fp8;
     fp8.largest_dy = (float)dloss;  // of |softmax - onehot| * dloss
-    for (int first = 0; first < N; first += a.rows_held) {
-        int n = std::min(a.rows_held, N - first);
+    for (int first = 0; first < N; first += a.logit_rows_held) {
+        int n = std::min(a.logit_rows_held, N - first);
         const floatX* some = rows + (long)first * C;
         if (a.loss_in_backward) {
             logits_forward(a, some, w[LOGITS_W], n, ctx);
             loss_forward(a, mb, first, n, dloss, ctx);
         }
-        compute_linear(LinearBackward{.dx = scratch.partial + (long)first * C, .dw = g[LOGITS_W],
+        compute_linear(LinearBackward{.dx = scratch.unreduced + (long)first * C, .dw = g[LOGITS_W],
                                       .dy = a.logits, .x = some, .w = w[LOGITS_W], .N = n, .C = C, .OC = Vp_r,
                                       .accumulate = ctx.accumulate || first > 0},
                        fp8, lm_head_context(a, ctx));
     }
 
     const floatX* dln =
-        reduce_rows(ctx.tp, scratch.reduced, scratch.partial, N, C, "sum of the logits' gradient", s);
+        reduce_rows(ctx.tp, scratch.reduced, scratch.unreduced, N, C, "sum of the logits' gradient", s);
     compute(ClearValues{"dx", dx, (long)N_r * C}, s);  // LayerNormBackward adds to it
     compute(LayerNormBackward{.dx = dx, .dw = g[LNF_W], .db = g[LNF_B], .dy = dln, .x = x,
                               .w = w[LNF_W], .stats = a.stats, .column_scratch = scratch.columns, .N = N_r,

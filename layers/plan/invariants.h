@@ -1,5 +1,5 @@
-// invariants.h   what the code of a step relies on, asserted in the first steps of every run
-//   (not in steps that --check-every computes twice)
+// invariants.h   what the code of a step relies on, asserted in a run's first step (with data-parallel
+//   ranks in the second too), unless --check-every computes it twice
 //   what must hold                                             ensured by                 checked by
 //   A gradient is set where the step first touches it, from    LayerContext.accumulate    touch_gradient
 //   then on only added to.
@@ -113,11 +113,19 @@ class StepInvariants : public Listener {
         }
     }
 
+    // by an operation, or by a message of this rank's part of it
     void use_buffer(const Activity& a, const Tensor& t, const Buffer& buffer, const char* name) const {
-        if (t.data != buffer.x) return;
+        const floatX* p = (const floatX*)t.data;
+        if (p < buffer.x || p >= buffer.x + (long)model.tp.rows(model.max_rows()) * model.shape.C) return;
         if (buffer.received.comm_stream) broken(a, "uses %s, whose message was not awaited", name);
         if (t.use != Tensor::Read && buffer.sent.comm_stream)
             broken(a, "overwrites %s before it is sent", name);
+    }
+
+    void use_buffers(const Activity& a, const Tensor& t) const {
+        for (const Buffer& each : model.inputs) use_buffer(a, t, each, "an input");
+        for (const Buffer& each : model.dx_buffers) use_buffer(a, t, each, "a gradient of activations");
+        for (const InFlight& each : model.in_flight) use_buffer(a, t, each.y, "a chunk's output");
     }
 
 public:
@@ -128,10 +136,10 @@ public:
         auto add = [&](const char* name, const floatX* x, long n) {
             if (x) scratch.push_back({name, (const char*)x, n * sizeof(floatX), x != s.all_rows});
         };
-        add("partial", s.partial, N * C);
-        if (s.reduced != s.partial) add("reduced", s.reduced, N / t * C);
+        add("unreduced", s.unreduced, N * C);
+        if (s.reduced != s.unreduced) add("reduced", s.reduced, N / t * C);
         add("all_rows", s.all_rows, N * C);
-        add("wide", s.wide, N * 4 * C / t);
+        add("mlp_or_qkv", s.mlp_or_qkv, N * 4 * C / t);
     }
 
     void begin(const Activity& a) override {
@@ -142,6 +150,8 @@ public:
         if (a.kind == Activity::Section && a.place.pass == Pass::Update) complete(a);
         bool is_call = a.kind == Activity::Communicate;
         if (a.kind != Activity::Compute && !is_call) return;
+        if (a.place.pass == Pass::Message)
+            for (const Tensor& t : a.tensors) use_buffers(a, t);
         if (a.place.pass != Pass::Forward && a.place.pass != Pass::Backward) return;
 
         auto look = [&](const Tensor& t) {
@@ -150,9 +160,7 @@ public:
             if (is_call) return;
             touch_gradient(a, t);
             read_weight(a, t);
-            for (const Buffer& each : model.inputs) use_buffer(a, t, each, "an input");
-            for (const Buffer& each : model.dx_buffers) use_buffer(a, t, each, "a gradient of activations");
-            for (const InFlight& each : model.in_flight) use_buffer(a, t, each.y, "a chunk's output");
+            use_buffers(a, t);
         };
         // what an operation writes it may read too, but only from before
         for (const Tensor& t : a.tensors)

@@ -12,7 +12,7 @@ inline void print_run(const Run& run) {
     std::vector<StagePlan> stages;
     for (int stage = 0; stage < g.p; stage++)
         if (g.p <= 4 || stage <= 1 || stage == g.p - 1)
-            stages.push_back(plan_stage(run.options, run.state.shape, g, stage, run.state.samples));
+            stages.push_back(plan_stage(run.options, run.state.shape, g, stage, run.state.samples_seen));
     printf("%s", memory_table(stages).c_str());
     fflush(stdout);
 }
@@ -67,7 +67,7 @@ inline void check_memory_suffices(const Run& run, double planned) {
     if (planned > most)
         error = text("%.2f GB are planned, a rank may use %.2f GB here: choose %smore ranks on other hosts, "
                      "or a smaller model", planned * 1e-9, most * 1e-9, savings_left(run.options).c_str());
-    comm::end_on_error(error);
+    comm::all_end_on_error(error);
 }
 
 // --micro-batch auto: the largest that fits into `bytes` and still gives every stage of a pipeline a
@@ -76,7 +76,7 @@ inline void choose_micro_batch(Run& run, double bytes, const Target& target = {}
     if (!run.automatic_micro_batch) return;
     Options& o = run.options;
     const Grid& g = run.grid;
-    int common = common_share(o, run.state.samples, g.d), best = 0;
+    int common = common_share(o, run.state.samples_seen, g.d), best = 0;
     double wanted = 0;
     std::string refused;  // why the smallest has no valid schedule
     for (int b = 1; b <= common; b++) {
@@ -87,7 +87,7 @@ inline void choose_micro_batch(Run& run, double bytes, const Target& target = {}
         with.micro_batch = b;
         double most = 0;
         try {
-            most = most_stage_bytes(with, run.state.shape, g, run.state.samples, target);
+            most = most_stage_bytes(with, run.state.shape, g, run.state.samples_seen, target);
         } catch (const Error& e) {
             if (refused.empty()) refused = e.what();
             continue;

@@ -28,7 +28,7 @@ void check_trace(const Run& run) {
 static std::optional<Plan> predict_run(const Run& run) {
     Hardware h = choose_hardware(run.options);
     if (!h.is_known() || sizeof(floatX) != 2 || !run.is_rank0()) return {};
-    return make_plan(run.options, run.state.shape, run.grid, h, run.state.samples, true);
+    return make_plan(run.options, run.state.shape, run.grid, h, run.state.samples_seen, true);
 }
 
 // The plan to draw beside a trace on a machine that is in no table: GEMMs and copies at the rates that rank 0
@@ -160,7 +160,7 @@ public:
         bool prints = run.is_rank0() && !steps.empty();
         if (prints) print_table(planned_bytes, taken_bytes, least, most, predicted);
         if (!who.empty())
-            comm::end_on_error(text("plan and run DIFFER on rank %s: this is a bug",
+            comm::all_end_on_error(text("plan and run DIFFER on rank %s: this is a bug",
                                         comm::rank_list(who).c_str()));
         int ranks = run.grid.world.size;
         if (prints)
@@ -263,7 +263,7 @@ void StepObserver::end_step(Model& model, int batch, const StepResult& result) {
     if (p.trace) {
         const Plan* beside = p.predicted ? &*p.predicted : nullptr;
         std::optional<Plan> as_measured;
-        uint64_t before = p.run.state.samples - (uint64_t)batch;
+        uint64_t before = p.run.state.samples_seen - (uint64_t)batch;
         if (!beside && p.run.is_rank0())
             beside = &as_measured.emplace(plan_as_measured(p.run, *p.ceilings, before));
         save_trace(p.run, model, *p.trace, batch, result.seconds, beside);

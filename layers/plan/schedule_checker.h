@@ -1,5 +1,5 @@
-// schedule_checker.h   is any message of a pipeline schedule lost, any buffer overwritten, any stage left
-//   waiting? All its stages are played (schedule_player.h)
+// schedule_checker.h   is any message of a pipeline schedule lost, any buffer (activations, inputs, gradients
+//   of activations) overwritten, any stage left waiting? All its stages are played (schedule_player.h)
 #pragma once
 #include "schedule_player.h"
 
@@ -8,7 +8,7 @@ class ScheduleChecker {
     // messages as (micro_batch, number of the receiving chunk)
     struct Direction { std::vector<std::pair<int, int>> sent, received; };
     struct Stage {
-        std::map<int, std::pair<int, int>> slots, input;  // in use by (micro_batch, chunk)
+        std::map<int, std::pair<int, int>> slots, input, dx;  // in use by (micro_batch, chunk)
         std::map<std::pair<int, int>, int> done[2];
         size_t peak = 0;
         Direction out[2];  // [forward]
@@ -16,6 +16,11 @@ class ScheduleChecker {
     const std::vector<Schedule>& all;
     PipelineShape s;
     std::vector<Stage> stages;
+
+    static bool owns(const std::map<int, std::pair<int, int>>& users, int buffer, const I& i) {
+        auto user = users.find(buffer);
+        return user != users.end() && user->second == key_of(i);
+    }
 
     Direction& into(int stage, bool forward) {
         return stages[(stage + (forward ? s.p - 1 : 1)) % s.p].out[forward];
@@ -68,6 +73,8 @@ public:
     void send(int r, const I& i) {
         bool forward = i.is_forward();
         if (!stages[r].done[!forward].count(key_of(i))) refuse(all[r], i, "sent before it is computed");
+        if (!forward && !owns(stages[r].dx, i.dx, i)) refuse(all[r], i, "its gradient is another's");
+        if (!forward) stages[r].dx.erase(i.dx);
         int number = i.chunk * s.p + r;
         stages[r].out[forward].sent.push_back({i.micro_batch, forward ? number + 1 : number - 1});
     }
@@ -75,6 +82,8 @@ public:
     void post(int r, const I& i) {
         if (i.is_forward() && !stages[r].input.insert({i.input, key_of(i)}).second)
             refuse(all[r], i, "its input is in use");
+        if (!i.is_forward() && !stages[r].dx.insert({i.dx, key_of(i)}).second)
+            refuse(all[r], i, "its gradient's buffer is in use");
         into(r, i.is_forward()).received.push_back({i.micro_batch, i.chunk * s.p + r});
     }
 
@@ -100,11 +109,14 @@ public:
                 refuse(all[r], i, "more memory than said");
             me.peak = std::max(me.peak, me.slots.size());
         } else {
-            if (!me.slots.count(i.slot) || me.slots[i.slot] != key)
-                refuse(all[r], i, "its activations are another's");
+            if (!owns(me.slots, i.slot, i)) refuse(all[r], i, "its activations are another's");
             if (i.dx >= all[r].dx_buffers) refuse(all[r], i, "more memory than said");
+            if (!takes_message(i, r, s) && !me.dx.insert({i.dx, key}).second)
+                refuse(all[r], i, "its gradient's buffer is in use");
+            if (!owns(me.dx, i.dx, i)) refuse(all[r], i, "its gradient is another's");
+            if (!makes_message(i, r, s)) me.dx.erase(i.dx);
         }
-        if (!me.input.count(i.input) || me.input[i.input] != key) refuse(all[r], i, "its input is another's");
+        if (!owns(me.input, i.input, i)) refuse(all[r], i, "its input is another's");
         if (me.done[!forward][key]++) refuse(all[r], i, "done twice");
 
         if (!forward || !s.training) {

@@ -67,8 +67,8 @@ inline void resolve_plan(Run& run) {
 
 // every stage, and every batch of the recipe
 inline Plan whole_plan(const Run& run, const Hardware& h) {
-    Plan plan = make_plan(run.options, run.state.shape, run.grid, h, run.state.samples, true);
-    plan.counts = count_steps(run.options, run.state.samples, run.state.step, run.last_step);
+    Plan plan = make_plan(run.options, run.state.shape, run.grid, h, run.state.samples_seen, true);
+    plan.counts = count_steps(run.options, run.state.samples_seen, run.state.step, run.last_step);
     return plan;
 }
 
@@ -86,7 +86,7 @@ inline Plan plan_with(const Run& base, const Options& o, const Hardware& h, bool
     Options& resolved = run.options;
 
     check_pipeline(pipeline_shape(resolved, run.grid.d, resolved.batch));
-    if (timed) return make_plan(resolved, base.state.shape, run.grid, h, base.state.samples, false);
+    if (timed) return make_plan(resolved, base.state.shape, run.grid, h, base.state.samples_seen, false);
 
     Plan plan;
     plan.o = resolved;
@@ -96,7 +96,7 @@ inline Plan plan_with(const Run& base, const Options& o, const Hardware& h, bool
     for (int stage : {0, 1, run.grid.p - 1})
         if (stage < run.grid.p)
             plan.stages.push_back(measure_stage(resolved, base.state.shape, run.grid, stage,
-                                                base.state.samples, plan.target));
+                                                base.state.samples_seen, plan.target));
     return plan;
 }
 

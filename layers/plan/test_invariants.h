@@ -77,13 +77,13 @@ void test_invariants() {
                 if (!strcmp(t.name, "dw")) t.data = model.gradient(model.table.blocks + LN2_W);
     });
     finds("scratch outlives its layer",
-          "reads scratch 'wide', which nothing has written for it", [&](Activity& a) {
+          "reads scratch 'mlp_or_qkv', which nothing has written for it", [&](Activity& a) {
         if (is(a, "linear_of_gelu_backward", 0, 1))
             std::erase_if(a.tensors, [](const Tensor& t) { return !strcmp(t.name, "d_up"); });
     });
 
     finds("scratch is read again",
-          "reads scratch 'partial', which nothing has written for it", [&](Activity& a) {
+          "reads scratch 'unreduced', which nothing has written for it", [&](Activity& a) {
         if (is(a, "linear_backward", 0, 1) && a.tensors[0].columns == 48)
             std::erase_if(a.tensors, [](const Tensor& t) { return !strcmp(t.name, "dx"); });
     });
@@ -125,5 +125,17 @@ void test_invariants() {
     model.dx_buffers[0].sent = pending;
     finds_in("a buffer is overwritten", "overwrites a gradient of activations before it is sent",
              {operation({updates("dx", model.dx_buffers[0].x, 16, 16)})});
+    auto receives = [&] {
+        Activity call = operation({writes("x", model.dx_buffers[0].x + 16, 16)});
+        call.kind = Activity::Communicate;
+        call.place.pass = Pass::Message;
+        return call;
+    };
+    finds_in("a message is received into a buffer", "overwrites a gradient of activations before it is sent",
+             {receives()});
     model.dx_buffers[0].sent = {};
+    model.dx_buffers[0].received = pending;
+    finds_in("a received message is overwritten", "uses a gradient of activations, whose message was not",
+             {receives()});
+    model.dx_buffers[0].received = {};
 }

@@ -85,23 +85,23 @@ inline void place(Arena& arena, BlockActivations& a, const Model& model) {
 inline void place(Arena& arena, LmHeadActivations& a, const Model& model) {
     const ModelShape& shape = model.shape;
     const Setup& setup = model.setup;
-    a.outputs = model.max_outputs();
-    a.rows_held = setup.loss_rows ? std::min(setup.loss_rows, a.outputs) : a.outputs;
+    a.logit_rows = model.max_logit_rows();
+    a.logit_rows_held = setup.logit_rows_held ? std::min(setup.logit_rows_held, a.logit_rows) : a.logit_rows;
     a.loss_in_backward = setup.loss_in_backward;
     long N_r = row_capacity(model);
-    a.losses = arena.take_real((long)setup.micro_batches * a.outputs);
-    if (setup.notes_greedy) a.is_greedy = arena.take_real((long)setup.micro_batches * a.outputs);
+    a.losses = arena.take_real((long)setup.micro_batches * a.logit_rows);
+    if (setup.notes_greedy) a.is_greedy = arena.take_real((long)setup.micro_batches * a.logit_rows);
     a.ln = arena.take_x(N_r * shape.C);
     bool keeps = setup.training && !a.loss_in_backward && !setup.fp8_lm_head;
     bool gathers = model.tp.sequence_parallel && keeps;
     a.input_rows = gathers ? arena.take_x((long)model.max_rows() * shape.C) : nullptr;
-    a.logits = arena.take_x((long)a.rows_held * (shape.Vp / model.tp.group.size));
+    a.logits = arena.take_x((long)a.logit_rows_held * (shape.Vp / model.tp.group.size));
     a.stats.mean = arena.take_real(N_r);
     a.stats.rstd = arena.take_real(N_r);
-    a.largest = arena.take_real(a.rows_held);
-    a.sums = arena.take_real(2L * a.rows_held);
+    a.largest = arena.take_real(a.logit_rows_held);
+    a.exp_sums = arena.take_real(2L * a.logit_rows_held);
     a.in_fp8 = setup.fp8_lm_head;
-    if (a.in_fp8) place(arena, a.rows_fp8.x, a.rows_held, shape.C);
+    if (a.in_fp8) place(arena, a.rows_fp8.x, a.logit_rows_held, shape.C);
 }
 
 // of one micro-batch in one chunk of layers
@@ -142,7 +142,7 @@ inline void place_activations(Arena& arena, Model& model) {
     long size = row_capacity(model) * model.shape.C;
     for (auto* buffers : {&model.inputs, &model.dx_buffers})
         for (Buffer& buffer : *buffers) buffer.x = arena.take_x(size);
-    int gathered = setup.inference_cache ? model.max_outputs() : 1;
+    int gathered = setup.inference_cache ? model.max_logit_rows() : 1;
     model.gathered_logits = arena.take_x((size_t)gathered * model.shape.Vp);
     if (model.grid.is_last_stage()) place(arena, model.lm_head, model);
 }
@@ -154,16 +154,16 @@ inline void place(Arena& arena, Scratch& scratch, const Model& model) {
     int B = setup.B, NH_r = shape.NH / tp.group.size;
     long N = model.max_rows(), N_r = row_capacity(model), t = tp.group.size, C = shape.C;
 
-    scratch.partial = arena.take_x(N * C);
-    scratch.reduced = tp.sequence_parallel ? arena.take_x(N_r * C) : scratch.partial;
+    scratch.unreduced = arena.take_x(N * C);
+    scratch.reduced = tp.sequence_parallel ? arena.take_x(N_r * C) : scratch.unreduced;
     scratch.all_rows = tp.sequence_parallel ? arena.take_x(N * C) : nullptr;
-    scratch.wide = arena.take_x(N * 4 * C / t);
+    scratch.mlp_or_qkv = arena.take_x(N * 4 * C / t);
     if (!setup.training) return;
 
     Fp8Scratch& fp8 = scratch.fp8;
     if (setup.fp8) {
         long widest = N * std::max<long>(C, 4 * C / t);
-        long logits = model.lm_head.in_fp8 ? (long)model.lm_head.rows_held * (shape.Vp / t) : 0;
+        long logits = model.lm_head.in_fp8 ? (long)model.lm_head.logit_rows_held * (shape.Vp / t) : 0;
         fp8.x = arena.take<uint8_t>(widest);
         for (uint8_t** p : {&fp8.dy, &fp8.dy_t}) *p = arena.take<uint8_t>(std::max(widest, logits));
         for (Fp8Scale** p : {&fp8.dy_scale, &fp8.d_up_scale}) *p = arena.take<Fp8Scale>(1);
@@ -179,7 +179,7 @@ inline void place(Arena& arena, Scratch& scratch, const Model& model) {
     } else {
         scratch.scores_gradient = arena.take_x((long)B * NH_r * shape.T * shape.T);
     }
-    scratch.columns = arena.take_real(std::max(column_sum_scratch(4 * shape.C), row_scratch(shape.C)));
+    scratch.columns = arena.take_real(std::max(column_sum_scratch(4 * shape.C), ln_scratch(shape.C)));
 }
 
 // ---- a model ---------------------------------------------------------------------------------------------

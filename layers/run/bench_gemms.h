@@ -165,8 +165,7 @@ public:
             if (l.has_bias) fused.bias = bias;
             if (is_up) fused.up = up;
             measure((name + ", forward").c_str(), fused, forward, l.has_bias, [&] {
-                long n = (long)N * l.out;
-                LAUNCH(gpu::add_bias_kernel, ceil_div(n, 256), 256, 0, nullptr, y, bias, N, l.out);
+                LAUNCH(gpu::add_bias_kernel, N, 128, 0, nullptr, y, bias, l.out);
                 if (is_up) gpu::gelu_forward(up, y, (long)N * l.out, nullptr);
             });
 

@@ -62,7 +62,7 @@ struct KernelBench {
         stats = {rs(N), rs(N)};
         dw = rs(4L * C * C);
         db = rs(4 * C);
-        scratch = rs(std::max(row_scratch(C), column_sum_scratch(4 * C)));
+        scratch = rs(std::max(ln_scratch(C), column_sum_scratch(4 * C)));
     }
     KernelBench(const KernelBench&) = delete;
 

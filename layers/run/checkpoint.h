@@ -72,8 +72,8 @@ inline std::string index_text(const RunState& s, const std::string& options, con
         "\"tokenizer\": %s, \"vocabulary_checksum\": \"%016llx\",\n"
         "\"choices\": {%s},\n\"spikes\": %s,\n\"options\": %s,\n"
         "\"files\": %s",
-        program_version, s.step, (unsigned long long)s.samples, (unsigned long long)s.tokens, s.seed,
-        (unsigned long long)s.training_set_size, (unsigned long long)s.training_set_sum,
+        program_version, s.step, (unsigned long long)s.samples_seen, (unsigned long long)s.tokens_seen,
+        s.seed, (unsigned long long)s.training_set_size, (unsigned long long)s.training_set_sum,
         s.shape.L, s.shape.C, s.shape.NH, s.shape.T, s.shape.V,
         json_quote(s.tokenizer).c_str(), (unsigned long long)s.vocabulary_sum, choices.c_str(),
         spikes_text(s).c_str(), options.c_str(), files.c_str());
@@ -186,8 +186,8 @@ struct Checkpoint {
         };
 
         state.step = number(index, "step", 0, 1L << 50);
-        state.samples = number(index, "samples", 0, 1L << 60);
-        state.tokens = number(index, "tokens", 0, 1L << 60);
+        state.samples_seen = number(index, "samples", 0, 1L << 60);
+        state.tokens_seen = number(index, "tokens", 0, 1L << 60);
         state.seed = number(index, "seed", 0, INT64_MAX);
         state.training_set_size =
             number(index, index.find("set_samples") ? "set_samples" : "windows", 0, 1L << 60);

@@ -132,7 +132,7 @@ inline void open_metrics(const Run& run) {
         if (step != run.state.step) continue;
         Json at = Json::parse(line, path);
         const Json* tokens = at.find("tokens");
-        is_other = run.state.step == 0 || !tokens || (uint64_t)tokens->integer(path) != run.state.tokens;
+        is_other = run.state.step == 0 || !tokens || (uint64_t)tokens->integer(path) != run.state.tokens_seen;
     }
     bool sets_aside = !lines.empty() && (is_other || (drops && !continues_metrics(run)));
     if (sets_aside) {
@@ -178,7 +178,7 @@ class ProgressReporter {
 
     void write_metrics(const StepResult& r, double speed) {
         std::string line = text("{\"step\": %ld, \"tokens\": %llu, \"loss\": %s", run.state.step,
-                                (unsigned long long)run.state.tokens, json_number(r.loss).c_str());
+                                (unsigned long long)run.state.tokens_seen, json_number(r.loss).c_str());
         line += json_values("losses", r.set_losses);
         if (r.validation_loss) line += ", \"validation_loss\": " + json_number(*r.validation_loss);
         line += json_values("tasks", r.tasks);
@@ -234,7 +234,7 @@ public:
         if (!edge && seconds() - last_print < 2) return;
         last_print = seconds();
 
-        double left = ((double)run.last_tokens - (double)run.state.tokens) / speed;
+        double left = ((double)run.last_tokens - (double)run.state.tokens_seen) / speed;
         std::string mfu = peak > 0 ? text("  MFU %4.1f %%", 100 * speed * flops / peak) : "";
         std::string validation = evaluated ? text("  validation loss %.4f", *r.validation_loss) : "";
         printf("step %6ld/%ld  loss %.4f  lr %.2e  norm %.3f  %.0f tokens/s%s  left %ld:%02ld%s\n",

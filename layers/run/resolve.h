@@ -115,7 +115,8 @@ inline bool saves_back(const Options& o) {
 // what a run that resumes takes from its checkpoint, beyond the model
 inline void resume_options(Run& run) {
     Options& o = run.options;
-    // options that change what forward computes would have to be taken for inference too; there are none
+    // options that change what forward computes would have to be taken for inference too; there are none but
+    // --fp8, and inference is in bf16
     if (run.checkpoints.empty() || o.inference()) return;
     take_options(run, Inherit::always);
     if (run.checkpoints[0].has_moments()) take_schedule(run);
@@ -183,7 +184,7 @@ inline void resolve_batch(Run& run) {
 
     if (o.batch % d) fail("--batch %d over %d data-parallel ranks: choose a multiple of %d", o.batch, d, d);
     int common = 0;  // greatest common divisor of the batch sizes still to come
-    for (int batch : batches_from(o, run.state.samples)) common = std::gcd(common, batch);
+    for (int batch : batches_from(o, run.state.samples_seen)) common = std::gcd(common, batch);
     if (common % d) {
         std::string good;
         for (int i = 1; i <= common; i++) if (common % i == 0) good += text(" %d", i);
@@ -218,10 +219,10 @@ inline void resolve_batch(Run& run) {
 inline void resolve_last_step(Run& run) {
     Options& o = run.options;
     if (!o.has("steps")) o.steps = o.until_tokens ? std::numeric_limits<int>::max() : 1000;
-    uint64_t samples = run.state.samples, T = (uint64_t)o.sequence;
+    uint64_t samples = run.state.samples_seen, T = (uint64_t)o.sequence;
     run.last_step = run.state.step;
     uint64_t enough = o.until_tokens ? (uint64_t)o.until_tokens : std::numeric_limits<uint64_t>::max();
-    uint64_t tokens = run.state.tokens;  // not samples * T: --on-spike back skips samples
+    uint64_t tokens = run.state.tokens_seen;  // not samples * T: --on-spike back skips samples
 
     for (; run.last_step < o.steps && tokens < enough; run.last_step++) {
         int B = batch_after(o, samples);

@@ -127,14 +127,15 @@ inline bool load_newest(Run& run, Model& model, Optimizer* optimizer) {
             loaded = read_state(checkpoint, model, optimizer);
         });
         std::string error;
-        bool all_intact = comm::await_together(reading, "reading a checkpoint", error);
+        bool all_intact = comm::await_all_ranks(reading, "reading a checkpoint", error);
         if (!error.empty()) fprintf(stderr, "passed over: %s\n", error.c_str());
         if (!all_intact) continue;
 
         store_state(loaded, model, optimizer);
         bool at_start = run.state.step == run.checkpoints[0].state.step;
-        if (at_start && batch_after(o, checkpoint.state.samples) < batch_after(o, run.state.samples))
-            comm::end_on_error(
+        int batch = batch_after(o, checkpoint.state.samples_seen);
+        if (at_start && batch < batch_after(o, run.state.samples_seen))
+            comm::all_end_on_error(
                 text("--resume %s: newer checkpoints are damaged, and %s is of an earlier part of "
                      "the batch ramp: give --resume %s",
                      o.resume.c_str(), checkpoint.folder.c_str(), checkpoint.folder.c_str()));
@@ -171,7 +172,7 @@ inline void resume_newest(Run& run, Model& model, Optimizer* optimizer) {
         loaded = load_newest(run, model, optimizer);
     }
     if (!loaded)
-        comm::end_on_error(
+        comm::all_end_on_error(
             text("--resume %s: no checkpoint is intact (each is named above): give a copy of one from "
                  "elsewhere, or start anew with another --save", run.options.resume.c_str()));
 }

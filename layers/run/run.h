@@ -121,7 +121,7 @@ struct RunningStatistics {
 // the progress of a run, recorded in checkpoints
 struct RunState {
     long step = 0;
-    uint64_t samples = 0, tokens = 0;  // consumed; samples is also the position in the data
+    uint64_t samples_seen = 0, tokens_seen = 0;  // the first is also the position in the data
     long seed = 0;
     uint64_t training_set_size = 0;  // in samples; and a checksum of its files, to notice if it has changed
     uint64_t training_set_sum = 0;   // (0: unknown)
@@ -134,8 +134,8 @@ struct RunState {
 
     void advance(int batch, uint64_t batch_tokens) {
         step++;
-        samples += (uint64_t)batch;
-        tokens += batch_tokens;
+        samples_seen += (uint64_t)batch;
+        tokens_seen += batch_tokens;
     }
 };
 

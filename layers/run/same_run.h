@@ -48,7 +48,7 @@ inline void check_shared_folder(const Run& run) {
         FILE* file = fopen(probe.c_str(), "w");
         if (!file || fclose(file)) error = text("--save %s: cannot be written", run.options.save.c_str());
     }
-    comm::end_on_error(error);
+    comm::all_end_on_error(error);
 
     if (access(probe.c_str(), F_OK) != 0)
         error = text("--save %s: is not the folder that rank 0 has under this name: give a folder that "
@@ -56,7 +56,7 @@ inline void check_shared_folder(const Run& run) {
 
     comm::barrier(comm::everyone(), "all have looked");
     if (run.is_rank0()) remove(probe.c_str());
-    comm::end_on_error(error);
+    comm::all_end_on_error(error);
 }
 
 // Opens the checkpoints to resume from: those that all ranks can read. Collective
@@ -65,7 +65,7 @@ inline void open_checkpoints(Run& run, int exit_code = 1) {
     for (std::string* folder : {&o.save, &o.resume})  // so that the same folder compares equal
         while (folder->size() > 1 && folder->ends_with('/')) folder->pop_back();
     if (o.resume.empty()) return;
-    comm::together([&] {
+    comm::all_ranks_or_fail([&] {
         for (int look = 0;; look++) {
             try {
                 run.checkpoints = find_checkpoints(o.resume, o.resume_before);
@@ -101,8 +101,8 @@ inline void open_checkpoints(Run& run, int exit_code = 1) {
         return lacking;
     });
     if (run.checkpoints.empty())
-        comm::end_on_error(text("--resume %s: no checkpoint there can be read by all ranks: give a folder "
-                                "that all hosts share", o.resume.c_str()), exit_code);
+        comm::all_end_on_error(text("--resume %s: no checkpoint there can be read by all ranks: give a "
+                                    "folder that all hosts share", o.resume.c_str()), exit_code);
 }
 
 // options as checkpoints record them: every value, and the names of those that were given

@@ -44,7 +44,7 @@ inline int evaluation_round(int p) { return std::max(64, 8 * p); }
 inline Setup setup_of_generation(const Options& o) {
     int v = o.pipeline_chunks, B = o.prompts() ? o.batch : 1;
     return {.B = B, .training = false, .packs = true, .inference_cache = true,
-            .outputs = o.serves() ? std::max(B, 256) : B,  // rows of a prompt that are scored at once
+            .logit_rows = o.serves() ? std::max(B, 256) : B,  // rows of a prompt that are scored at once
             .chunks = v, .slots = v, .dx_buffers = 0};
 }
 
@@ -74,7 +74,7 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
                .bf16_moments = o.moments == "bf16",
                .master_weights = o.master_weights == "yes",
                .loss_in_backward = o.loss_chunk > 0,
-               .loss_rows = o.loss_chunk,
+               .logit_rows_held = o.loss_chunk,
                .optimizer_shards = o.zero == 1 ? d : 1,
                .chunks = o.pipeline_chunks,
                .precision = target.precision,
@@ -185,7 +185,7 @@ inline bool tune(Model& model, Optimizer& optimizer, const Options& o, RunState&
              " %d layers %d hidden %d heads %d x %d of %d recompute %d flash %d "
              "fp8 %d %d rows of logits %d micro-batches %d",
              shape.L, shape.C, shape.NH, model.setup.B, shape.T, shape.Vp, (int)model.setup.recompute,
-             model.setup.flash, model.setup.fp8, model.setup.fp8_lm_head, model.lm_head.rows_held,
+             model.setup.flash, model.setup.fp8, model.setup.fp8_lm_head, model.lm_head.logit_rows_held,
              timed_micro_batches(model));
 
     auto run = [&](int way) {

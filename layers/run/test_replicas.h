@@ -94,5 +94,5 @@ void test_replicas() {
     check_drift(1, 2, 0, "h.3.ln_1.bias", Drift::LowBits, 3, "optimizer state of h.3.ln_1.bias on rank 3");
     for (Drift moment : {Drift::FirstMoment, Drift::SecondMoment})
         check_drift(1, 2, 0, "h.2.mlp.c_fc.weight", moment, 2,
-                    "optimizer state of h.2.mlp.c_fc.weight on rank 2", true);
+                    "optimizer state of h.2.mlp.c_fc.weight on rank 3", true);
 }

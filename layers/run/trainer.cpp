@@ -62,7 +62,7 @@ struct StepGraphs {
 Run::Run() = default;
 Run::Run(Run&&) = default;
 Run::~Run() = default;
-Trainer::Trainer() : samples(std::make_unique<SampleReader>()) {}
+Trainer::Trainer() : reader(std::make_unique<SampleReader>()) {}
 Trainer::~Trainer() = default;
 
 void prepare_training(Run& run, Trainer& trainer) {
@@ -136,7 +136,7 @@ void enqueue_step(const Run& run, Trainer& trainer, int batch, const std::functi
 }
 
 void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
-    trainer.samples->begin(*run.train, *trainer.model, first, batch_after(run.options, first));
+    trainer.reader->begin(*run.train, *trainer.model, first, batch_after(run.options, first));
 }
 
 // "", or what is wrong in this rank's memory: an update must read master weights and moments exactly
@@ -166,7 +166,7 @@ static RankReport await_rank_report(const Run& run, Trainer& trainer, bool updat
 
     RankReport mine;
     double began = seconds();
-    mine.still_reads = !trainer.samples->await(patience, trainer.data_error);
+    mine.still_reads = !trainer.reader->await(patience, trainer.data_error);
     double read = seconds() - began;
     mine.lacks_data = !trainer.data_error.empty();
     mine.wants_save = trainer.writer->is_due(step);
@@ -177,11 +177,11 @@ static RankReport await_rank_report(const Run& run, Trainer& trainer, bool updat
     return mine;
 }
 
-const StepSamples& take_samples(Trainer& trainer) { return trainer.samples->take(*trainer.model); }
+const StepSamples& take_samples(Trainer& trainer) { return trainer.reader->take(*trainer.model); }
 
 void await_samples(Trainer& trainer) {
-    comm::await_together(trainer.samples->reading, "reading samples", trainer.data_error);
-    comm::end_on_error(std::exchange(trainer.data_error, ""));
+    comm::await_all_ranks(trainer.reader->reading, "reading samples", trainer.data_error);
+    comm::all_end_on_error(std::exchange(trainer.data_error, ""));
 }
 
 // The sum of losses of each sequence in the first `micro_batches`, on the last stage: reports list losses by
@@ -236,7 +236,7 @@ StepReports exchange_reports(StepResult& result, Run& run, Trainer& trainer, con
     size_t sets = run.train->sets.size();
     StepReports reports = gather_reports(model, samples.micro_batches, set_of, sets, mine);
     bool waits = reports.any(&RankReport::still_reads);
-    if (waits && !comm::await_together(trainer.samples->reading, "reading samples", trainer.data_error))
+    if (waits && !comm::await_all_ranks(trainer.reader->reading, "reading samples", trainer.data_error))
         for (RankReport& report : reports.by_rank) report.lacks_data = true;  // the run ends, with a save
     for (size_t set = 0; set < sets; set++) {
         result.loss += reports.losses[set] / samples.counted_tokens();
@@ -274,7 +274,7 @@ static bool add_validation_losses(double& sum, Run& run, Trainer& trainer,
     };
 
     std::future<void> reading = std::async(std::launch::async, read);
-    if (!comm::await_together(reading, "reading validation data", trainer.data_error)) return false;
+    if (!comm::await_all_ranks(reading, "reading validation data", trainer.data_error)) return false;
 
     clear_losses(model);
     Schedule schedule = make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false});
@@ -344,8 +344,8 @@ void lock_save_folder(const Run& run, Trainer& trainer) {
             refuse_newer_checkpoints(run);
         });
     std::string error;
-    comm::await_together(locking, "locking --save", error);
-    comm::end_on_error(error);
+    comm::await_all_ranks(locking, "locking --save", error);
+    comm::all_end_on_error(error);
 }
 
 // Waits for a running save, at most `patience` seconds by rank 0's clock, while all ranks exchange their
@@ -389,9 +389,9 @@ static void begin_save(Run& run, Trainer& trainer) {
 
 static void check_save_attempts(const Run& run, const Trainer& trainer) {
     if (trainer.writer->failed_attempts() >= run.options.save_attempts)
-        comm::end_on_error(text("%d saves in a row have failed: --save %s: free space, repair the file "
-                                "system, or choose another folder", trainer.writer->failed_attempts(),
-                                run.options.save.c_str()));
+        comm::all_end_on_error(text("%d saves in a row have failed: --save %s: free space, repair the file "
+                                    "system, or choose another folder", trainer.writer->failed_attempts(),
+                                    run.options.save.c_str()));
 }
 
 static void save_now(Run& run, Trainer& trainer) {
@@ -399,9 +399,9 @@ static void save_now(Run& run, Trainer& trainer) {
     notice_stop_signal();  // no further step will do it
     double patience = trainer.writer->is_stuck() ? save_patience() : INFINITY;
     if (!finish_save(run, trainer, patience))
-        comm::end_on_error(text("step %ld is not saved: an earlier save has been running for %.0f s: check "
-                                "the file system of --save", run.state.step,
-                                trainer.writer->seconds_under_way()));
+        comm::all_end_on_error(text("step %ld is not saved: an earlier save has been running for %.0f s: "
+                                    "check the file system of --save", run.state.step,
+                                    trainer.writer->seconds_under_way()));
 
     while (trainer.writer->saved_step() != run.state.step) {
         check_save_attempts(run, trainer);
@@ -413,7 +413,7 @@ static void save_now(Run& run, Trainer& trainer) {
 
 void save_and_end(Run& run, Trainer& trainer, const std::string& error) {
     save_now(run, trainer);
-    comm::end_on_error(error);
+    comm::all_end_on_error(error);
 }
 
 // ---- when something is wrong -----------------------------------------------------------------------------
@@ -425,14 +425,14 @@ constexpr int exit_diverged = 3;  // resuming from the newest checkpoint would d
 // the samples: goes back to an older one and skips none
 static void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     bool checkpoint_is_wrong = run.state.step == trainer.loaded_step + 1 && !result.is_finite();
-    uint64_t samples = run.state.samples;
+    uint64_t samples = run.state.samples_seen;
     if (!finish_save(run, trainer, save_patience()))
-        comm::end_on_error(text("--on-spike back: a save has been running for %.0f s: check the file system "
-                                "of --save", trainer.writer->seconds_under_way()));
+        comm::all_end_on_error(text("--on-spike back: a save has been running for %.0f s: check the file "
+                                    "system of --save", trainer.writer->seconds_under_way()));
 
     run.options.resume = run.options.save;
     run.options.resume_before = checkpoint_is_wrong ? trainer.loaded_step : run.state.step;
-    comm::together([&] {
+    comm::all_ranks_or_fail([&] {
         if (run.options.resume_before <= 0 || list_checkpoints(run.options.save).empty())
             fail("--on-spike back: there is no checkpoint to go back to yet: lower --learning-rate, or save "
                  "earlier by --save-every");
@@ -449,11 +449,11 @@ static void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     run.state.choices.insert(choices.begin(), choices.end());
     run.state.spikes_since_progress = spikes;
     run.state.losses = run.state.norms = {};  // otherwise a lasting change would stop the run
-    if (!checkpoint_is_wrong) run.state.samples = samples;
+    if (!checkpoint_is_wrong) run.state.samples_seen = samples;
     resolve_last_step(run);  // in a batch ramp, steps over later samples hold more tokens
-    if (!trainer.schedules.count(batch_after(run.options, run.state.samples)))
-        comm::end_on_error("--on-spike back: the batch ramp of that checkpoint was not set up: start "
-                           "again with --resume");
+    if (!trainer.schedules.count(batch_after(run.options, run.state.samples_seen)))
+        comm::all_end_on_error("--on-spike back: the batch ramp of that checkpoint was not set up: start "
+                               "again with --resume");
 
     trainer.writer->forget();
     try {
@@ -462,7 +462,7 @@ static void go_back(const StepResult& result, Run& run, Trainer& trainer) {
         fprintf(stderr, "--metrics: keeps the lines of the steps that are repeated: %s\n", e.what());
     }
 
-    prefetch_samples(run, trainer, run.state.samples);
+    prefetch_samples(run, trainer, run.state.samples_seen);
     await_samples(trainer);
 }
 
@@ -481,15 +481,15 @@ static void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
     if (!stops) return way == "back" ? go_back(result, run, trainer) : void();
 
     finish_save(run, trainer, save_patience());
-    comm::end_on_error(what + ": lower --learning-rate, choose --on-spike skip or back, or resume from an "
-                           "earlier checkpoint (--resume-before)", exit_diverged);
+    comm::all_end_on_error(what + ": lower --learning-rate, choose --on-spike skip or back, or resume from "
+                           "an earlier checkpoint (--resume-before)", exit_diverged);
 }
 
 void act_on_reports(const StepReports& reports, StepResult& result, Run& run, Trainer& trainer) {
     trainer.stop |= reports.any(&RankReport::stops);
     if (trainer.stop) notice_stop_signal();
     if (reports.any(&RankReport::is_corrupt))
-        comm::end_on_error(trainer.memory_error.empty() ? ""
+        comm::all_end_on_error(trainer.memory_error.empty() ? ""
             : run.hosts[run.grid.world.rank] + ": " + trainer.memory_error);
 
     trainer.writer->advance(reports.save_statuses());  // not reached if a rank's memory is corrupt
@@ -517,7 +517,7 @@ void report_step(const StepResult& result, Trainer& trainer, double tokens) {
 
 void check_replicas(const Run& run, Trainer& trainer, double step) {
     double began = seconds();
-    comm::end_on_error(compare_replicas(*trainer.model, *trainer.optimizer, run.state.step));
+    comm::all_end_on_error(compare_replicas(*trainer.model, *trainer.optimizer, run.state.step));
     trainer.reporter->report_check(step + seconds() - began);
 }
 
@@ -531,5 +531,5 @@ void end_training(Run& run, Trainer& trainer, bool has_begun) {
         printf("stopped by a signal after step %ld%s%s\n", run.state.step,
                o.save.empty() ? "" : ": continue with --resume ", o.save.c_str());
     if (has_begun || o.resume != o.save) save_now(run, trainer);
-    if (run.is_rank0()) fputs(draws_of(*run.train, run.state.samples).c_str(), stdout);
+    if (run.is_rank0()) fputs(draws_of(*run.train, run.state.samples_seen).c_str(), stdout);
 }

@@ -27,7 +27,7 @@ struct Trainer {
     long loaded_step = -1;    // step of the checkpoint that was loaded last
     std::string data_error, memory_error;  // this rank's; its report carries only the flags
 
-    std::unique_ptr<SampleReader> samples;
+    std::unique_ptr<SampleReader> reader;
     std::unique_ptr<StepGraphs> graphs;
     std::unique_ptr<RepeatedStep> repeated;  // in a step of --check-every
     std::unique_ptr<ProgressReporter> reporter;

@@ -34,7 +34,7 @@ static void resolve_and_check(Run& run, InferenceJobs& jobs, Schedules& schedule
     check_tasks(jobs, o);
     choose_micro_batch(run, memory);
 
-    if (run.trains()) schedules = make_schedules(o, run.grid, run.grid.stage, run.state.samples);
+    if (run.trains()) schedules = make_schedules(o, run.grid, run.grid.stage, run.state.samples_seen);
     if (o.pipeline_chunks > 1 && !schedules.empty())
         o.pipeline_group = schedules.rbegin()->second.shape.interleave_group;
 
@@ -59,7 +59,7 @@ static bool share_devices() {
 static Schedules open_run(Run& run, Trainer& trainer, InferenceJobs& jobs, int argc, char** argv) {
     Options& o = run.options;
     Schedules schedules;
-    comm::together([&] {
+    comm::all_ranks_or_fail([&] {
         o = parse_options(argc, argv);
         comm::timeout = o.comm_timeout;
     });
@@ -74,7 +74,7 @@ static Schedules open_run(Run& run, Trainer& trainer, InferenceJobs& jobs, int a
     std::optional<Grid> grid;
     double memory = 0;
     if (o.micro_batch == automatic && o.plan.empty()) {
-        comm::together([&] {
+        comm::all_ranks_or_fail([&] {
             device_name();
             place_in_grid(comm::world_rank(), comm::world_size(), o.tensor_parallel, o.pipeline_parallel);
         });
@@ -82,7 +82,7 @@ static Schedules open_run(Run& run, Trainer& trainer, InferenceJobs& jobs, int a
         memory = memory_of_a_rank();
     }
 
-    comm::together([&] { resolve_and_check(run, jobs, schedules, memory); });
+    comm::all_ranks_or_fail([&] { resolve_and_check(run, jobs, schedules, memory); });
     if (!o.plan.empty()) return schedules;
     comm::check_ranks_agree(option_hashes(o, "is resolved differently on these machines: set it"));
     comm::check_ranks_agree(file_fingerprints(run));
@@ -175,7 +175,7 @@ std::unique_ptr<StepObserver> start(Run& run, Trainer& trainer, InferenceJobs& j
     StagePlan planned;
     if (run.trains()) {
         catch_stop_signals(run.is_rank0(), run.grid.world.size == 1);
-        planned = plan_stage(o, run.state.shape, run.grid, run.grid.stage, run.state.samples);
+        planned = plan_stage(o, run.state.shape, run.grid, run.grid.stage, run.state.samples_seen);
         check_memory_suffices(run, (double)planned.bytes());
     }
     build(trainer, run, std::move(schedules), planned);
