@@ -42,7 +42,7 @@ struct Grid {
     Stream dp_stream = nullptr;             // for dp: gradients are reduced, parameters gathered
 
     int rank_of(int tensor, int data, int stage) const { return tensor + t * (data + d * stage); }
-    void place(int rank) {
+    void set_rank(int rank) {
         tensor = rank % t;
         data = rank / t % d;
         stage = rank / t / d;
@@ -66,7 +66,7 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
     g.t = t;
     g.p = p;
     g.d = world / (t * p);
-    g.place(rank);
+    g.set_rank(rank);
 
     auto group = [&](const char* name, int size, int mine, auto member) {
         comm::Group out = {name, mine, size, std::vector<int>(size)};
@@ -86,6 +86,7 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
     };
     if (g.holds_tied()) g.tied = pair("tied embedding", 0, p - 1);
 
+    // a ring; where no chunk follows (wrap), the link from the last stage to the first gets no communicator
     int before = (g.stage + p - 1) % p, next = (g.stage + 1) % p;
     g.forward_in.group = pair("forward", before, g.stage);
     g.forward_out.group = pair("forward", g.stage, next);

@@ -117,7 +117,7 @@ inline Schedule make_schedule(int stage, const PipelineShape& s) {
     Pool slots, inputs;
     int next_dx = 0, least = s.p > 1 ? 2 : 1;  // inputs: one in use, one received ahead
 
-    auto place = [&](I& i) {  // assigns the buffer that computation i reads
+    auto assign_buffer = [&](I& i) {  // that computation i reads
         if (i.kind == I::Forward) i.input = inputs.take(least);
         else i.dx = next_dx++ % out.dx_buffers;
     };
@@ -135,7 +135,7 @@ inline Schedule make_schedule(int stage, const PipelineShape& s) {
         if (k > 0 && makes_message(work[k - 1], stage, s)) message(work[k - 1], true, k + 1);
         for (int ahead : {k, k + 1}) {  // p > 1: k + 1, first also 0; p = 1: k, as nothing is received
             if (ahead >= n || (s.p > 1 ? ahead == k && k > 0 : ahead > k)) continue;
-            place(work[ahead]);
+            assign_buffer(work[ahead]);
             if (takes_message(work[ahead], stage, s)) message(work[ahead], false, ahead);
         }
 

@@ -32,14 +32,6 @@ inline Tensor qkv_of(const floatX* qkv, const AttentionShape& a) {
     return reads("qkv", qkv, (long)a.B * a.T, a.row());
 }
 
-// the gradient of qkv's bias, made by attention's backward: dqkv's column sums (on sm_90a, before rounding)
-struct QkvBiasGradient {
-    real* db = nullptr;  // (3 * NH * HS); nullptr: not wanted
-    real* column_scratch = nullptr;  // column_sum_scratch(3 * NH * HS) values
-    bool accumulate = false;
-    Tensor tensor(const AttentionShape& a) const { return sums_to("db", db, accumulate, a.row()); }
-};
-
 struct AttentionForward {
     floatX *o, *p;
     const floatX* qkv;
@@ -57,23 +49,25 @@ struct AttentionForward {
     void gpu(Stream) const;
 };
 
+// db (3 * NH * HS): the gradient of qkv's bias, dqkv's column sums; nullptr: not computed
 struct AttentionBackward {
     floatX *dqkv, *dp;
     const floatX *dout, *p, *qkv;
     AttentionShape a;
-    QkvBiasGradient bias = {};
+    real *db = nullptr, *column_scratch = nullptr;  // column_sum_scratch(3 * NH * HS) values
+    bool accumulate = false;
 
     static constexpr const char* name = "attention_backward";
     std::vector<Tensor> tensors() const {
         return {qkv_of(qkv, a), reads("p", p, a.heads() * a.T, a.T), reads("dout", dout, a.rows(), a.out()),
                 writes("dp", dp, a.heads() * a.T, a.T), writes("dqkv", dqkv, a.rows(), a.row()),
-                bias.tensor(a)};
+                sums_to("db", db, accumulate, a.row())};
     }
     std::vector<Work> works() const {
         Work values = scores_product({a.T, a.HS, a.T, a.heads()});
         return {values, scores_product({a.T, a.T, a.HS, a.heads()}),
                 moves(3.0 * (double)a.heads() * a.T * a.T), values, values,
-                bias.db ? moves((double)a.rows() * (double)a.row()) : Work{}};
+                db ? moves((double)a.rows() * (double)a.row()) : Work{}};
     }
     void ref(Stream) const;
     void gpu(Stream) const;
@@ -123,7 +117,8 @@ struct FlashForward {
     void compute_with(bool hopper, Stream) const;  // sm_90a's kernels, or sm_80's
 };
 
-// computes p = exp(score - lse) again; delta = sum(dout * o), which is sum(p * dp)
+// computes p = exp(score - lse) again; delta = sum(dout * o), which is sum(p * dp). db: as above, but
+// on sm_90a sums of dqkv before it is rounded
 struct FlashBackward {
     floatX* dqkv;
     FlashScratch scratch;
@@ -131,13 +126,14 @@ struct FlashBackward {
     const real* lse;
     const floatX* qkv;
     AttentionShape a;
-    QkvBiasGradient bias = {};
+    real *db = nullptr, *column_scratch = nullptr;  // column_sum_scratch(3 * NH * HS) values
+    bool accumulate = false;
 
     static constexpr const char* name = "flash_attention_backward";
     std::vector<Tensor> tensors() const {
         return {qkv_of(qkv, a), reads("o", o, a.rows(), a.out()), reads("dout", dout, a.rows(), a.out()),
                 reads("lse", lse, a.heads(), a.T), writes("dqkv", dqkv, a.rows(), a.row()),
-                bias.tensor(a)};
+                sums_to("db", db, accumulate, a.row())};
     }
     // bytes: of o and dout for delta; q, k, v, dout; dqkv; dq, updated in fp32 for every 64 keys (on sm_90a:
     // 128), over the causal half
@@ -208,7 +204,7 @@ void AttentionBackward::ref(Stream s) const {
             long at = b * a.T * a.row() + 3L * h * a.HS;
             const floatX *q = qkv + at, *k = q + a.HS, *v = k + a.HS;
             floatX *dq = dqkv + at, *dk = dq + a.HS, *dv = dk + a.HS;
-            const floatX* db = dout + b * a.T * a.out() + (long)h * a.HS;
+            const floatX* dout_b = dout + b * a.T * a.out() + (long)h * a.HS;
             const floatX* pb = p + ((long)b * a.NH + h) * a.T * a.T;
             floatX* dpb = dp + ((long)b * a.NH + h) * a.T * a.T;
 
@@ -217,7 +213,7 @@ void AttentionBackward::ref(Stream s) const {
             constexpr int step = ref::attention_rows;
             for (int t0 = (a.T - 1) / step * step; t0 >= 0; t0 -= step, beta = 1) {
                 int rows = std::min(step, a.T - t0), keys = t0 + rows;
-                const floatX *dt = db + t0 * a.out(), *pt = pb + (long)t0 * a.T;
+                const floatX *dt = dout_b + t0 * a.out(), *pt = pb + (long)t0 * a.T;
                 floatX* dpt = dpb + (long)t0 * a.T;
 
                 // dv += p^T dout, dp = dout v^T
@@ -247,8 +243,7 @@ void AttentionBackward::ref(Stream s) const {
                                    .ldc = a.row()}, s);
             }
         }
-    if (bias.db)
-        ref::column_sum(bias.db, dqkv, bias.column_scratch, (int)a.rows(), (int)a.row(), bias.accumulate, s);
+    if (db) ref::column_sum(db, dqkv, column_scratch, (int)a.rows(), (int)a.row(), accumulate, s);
 }
 #endif
 
@@ -313,12 +308,13 @@ void AttentionBackward::gpu(Stream s) const {
     long square = (long)a.T * a.T, head = 3L * a.HS;
     for (int b = 0; b < a.B; b++) {
         long at = b * a.T * a.row();
-        const floatX *db = dout + b * a.T * a.out(), *pb = p + b * a.NH * square, *v = qkv + at + 2 * a.HS;
+        const floatX* dout_b = dout + b * a.T * a.out();
+        const floatX *pb = p + b * a.NH * square, *v = qkv + at + 2 * a.HS;
         // dv = p^T dout, dp = dout v^T
-        gpu::gemm<floatX>({.out = dqkv + at + 2 * a.HS, .a = pb, .b = db, .m = a.T, .n = a.HS, .k = a.T,
+        gpu::gemm<floatX>({.out = dqkv + at + 2 * a.HS, .a = pb, .b = dout_b, .m = a.T, .n = a.HS, .k = a.T,
                            .transpose_a = true, .ldb = a.out(), .ldc = a.row(), .batch = a.NH,
                            .stride_a = square, .stride_b = a.HS, .stride_out = head}, s);
-        gpu::gemm<floatX>({.out = dp + b * a.NH * square, .a = db, .b = v, .m = a.T, .n = a.T, .k = a.HS,
+        gpu::gemm<floatX>({.out = dp + b * a.NH * square, .a = dout_b, .b = v, .m = a.T, .n = a.T, .k = a.HS,
                            .transpose_b = true, .lda = a.out(), .ldb = a.row(), .batch = a.NH,
                            .stride_a = a.HS, .stride_b = head, .stride_out = square}, s);
     }
@@ -338,7 +334,6 @@ void AttentionBackward::gpu(Stream s) const {
                            .transpose_a = true, .ldb = a.row(), .ldc = a.row(), .batch = a.NH,
                            .stride_a = square, .stride_b = head, .stride_out = head}, s);
     }
-    if (bias.db)
-        gpu::column_sum(bias.db, dqkv, bias.column_scratch, (int)a.rows(), (int)a.row(), bias.accumulate, s);
+    if (db) gpu::column_sum(db, dqkv, column_scratch, (int)a.rows(), (int)a.row(), accumulate, s);
 }
 #endif

@@ -181,6 +181,12 @@ void kernels_gelu() {
     }
 }
 
+// that the choice was looked up which the test has made: its key is the program's
+void is_used(const std::string& key, int n) {
+    bool used = autotuner.used.count(autotuner.hash_of(key));
+    check(used == fits_epilogue(n), "the choice is the test's: " + key);
+}
+
 void kernels_matmul() {
     for (auto [N, C, OC] : {std::tuple{1, 1, 1}, {3, 5, 7}, {17, 33, 9}, {64, 40, 72}, {100, 96, 128}}) {
         X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(OC * C, 2)),
@@ -198,7 +204,8 @@ void kernels_matmul() {
             autotuner.measured[key] = {fused, 0};
             autotuner.generation++;
             both_ways([&] { return LinearForward{y, x, w, b, N, C, OC, residual}; });
-            y.compare("matmul y on a residual" + size, 2 * rounding);
+            y.compare("matmul y on a residual" + size, (fused ? 1 : 2) * rounding);
+            is_used(key, OC);
         }
         for (bool add : {false, true}) {
             both_ways([&] { return LinearBackward{dx, dw, dy, x, w, N, C, OC, add}; });
@@ -213,8 +220,9 @@ void kernels_matmul() {
                                    {100, 96, 128, true}}) {
         std::string size = text(PRECISION_NAME " %d x %d x %d", N, C, OC),
                     what = (fused ? ", fused " : " ") + size;
-        autotuner.measured[text("GELU " PRECISION_NAME " %d x %d x %d", N, OC, C)] =
-            autotuner.measured["GELU backward with sums " + size] = {fused, 0};
+        std::string forward = text("GELU " PRECISION_NAME " %d x %d x %d", N, OC, C),
+                    backward = "GELU backward with sums " + size;
+        autotuner.measured[forward] = autotuner.measured[backward] = {fused, 0};
         autotuner.generation++;
         X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(OC * C, 2)),
             b(random_values<floatX>(OC, 3)), y(N * OC), up(N * OC);
@@ -233,6 +241,8 @@ void kernels_matmul() {
         dup.compare("gradient of up" + what, rough ? 1e-4 : 2 * rounding);
         dw.compare("dw behind gelu" + what, sums_tolerance);
         db.compare("bias gradient before gelu" + what, rough ? 1e-3 : 4 * rounding);
+        is_used(forward, OC);
+        is_used(backward, C);
     }
 }
 

@@ -286,7 +286,7 @@ def test_bad_input(work):
     run("clean", "--output", f"{work}/o", fails="missing files")
     run("clean", "--output", f"{work}/o", f"s={work}/none*.jsonl", fails="there is no such file")
     run(*foreign, fails="is for dedup, not for clean")
-    run("dedup", "--output", f"{work}/o", "--rows", "many", f"s={work}/a.jsonl", fails="expected")
+    run("dedup", "--output", f"{work}/o", "--rows", "many", f"s={work}/a.jsonl", fails="rows many: expected")
     run("dedup", "--output", f"{work}/o", "--fast", "maybe", f"s={work}/a.jsonl", fails="expected yes or no")
     run(
         *f"quality score --output {work}/o --model {work}/a.jsonl s={work}/a.jsonl".split(),

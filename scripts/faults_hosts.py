@@ -243,6 +243,7 @@ def launcher_rules():
         (failed.format(1), {"node2.cluster": "lost"}),  # which does not answer: rank 1 missed it
         ("on node node3 exited on signal 9", {"node3.cluster": "lost"}),
         ("train_gpt: node1.cluster.local: step 7 read other", {"node1.cluster": "memory"}),
+        ("train_gpt: node3: step 7, computed twice, gave", {"node3.cluster": "memory"}),
         (
             "[rank 0] waits for rank 5, which does not answer: it\n"
             + ended.format(3)

@@ -16,7 +16,7 @@ LOST = (
 )
 # only srun's first such line: it then kills the tasks of all other nodes itself
 FIRST_LOST = re.compile(r"srun: error: (\S+?): tasks? [\d,\-]+: (?:Killed|Segmentation|Bus error|Aborted)")
-MEMORY = re.compile(r"(?:\[rank (\d+)\] )?train_gpt: (\S+): (?:step \d+|parameters) ")
+MEMORY = re.compile(r"(?:\[rank (\d+)\] )?train_gpt: (\S+): (?:step \d+,?|parameters) ")
 # only the first such line: other ranks may be waiting for the rank that printed it
 HANGS = re.compile(r"waits for ranks? ([\d ]+), which does not answer")
 # ended by the program itself: the fault may be its host's, or everybody's

@@ -27,6 +27,7 @@ MODEL = (
     "--layers 4 --hidden 32 --heads 4 --sequence 16 --vocabulary 257 --pad-vocabulary 264 --batch 12"
     " --micro-batch 1 --steps 4 --learning-rate 1e-2 --clip 0.5 --evaluate-every 2 --evaluate-batches 3"
 ).split()
+LONG = {"layers": 16, "hidden": 16, "heads": 2, "sequence": 8, "batch": 256, "micro-batch": 64, "steps": 3}
 KEYS = ("loss", "gradient_norm", "validation_loss")
 # t, p, d and what else differs
 QUICK = [
@@ -150,6 +151,13 @@ def check_faults():
     done = start(program, 4, many, NCCL_ON_CPU_HANG="2:200")
     good = done.returncode not in (0, 124) and re.search(come, done.stderr)
     check(good, f"a device hangs, the host is far ahead: {done.stderr[-900:]}")
+
+    # … and where single operations are many launches: materialised attention over 64 sequences, in a forward
+    # behind a gather of parameters that does not end
+    long = [*DATA, *MODEL, "--comm-timeout", "3", *words(LONG)]
+    done = start(program, 2, long, NCCL_ON_CPU_HANG="1:30")
+    good = done.returncode not in (0, 124) and re.search(come, done.stderr)
+    check(good, f"a device hangs, the operations are long: {done.stderr[-900:]}")
 
     # in a pipeline each may wait for the other in another call: both calls are named
     pipeline = [*DATA, *MODEL, "--pipeline-parallel", "2", "--comm-timeout", "3"]

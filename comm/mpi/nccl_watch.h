@@ -61,8 +61,9 @@ void look() {
     if (!watched.empty() && seconds() - since > timeout) find_who_hangs(here, watched.front().group.members);
 }
 
-// What was enqueued since the compute stream's progress was last marked: an operation counts as one (it is at
-// most 8 launches, mostly 1 or 2), a call as eight (events, NCCL's waits for its own streams, its kernel)
+// What was enqueued since the compute stream's progress was last marked: an operation counts as one, and so
+// does each GEMM (between two counts are at most 8 launches, mostly 1 or 2), a call as eight (events, NCCL's
+// waits for its own streams, its kernel)
 int enqueued = 0;
 
 // The progress is marked each time that 24 have been enqueued; before the fifth mark, the host waits for the

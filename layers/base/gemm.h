@@ -63,8 +63,9 @@ size_t gemm_workspace();
 void take_gemm_workspace(Stream);
 std::string gemm_library();
 // whether run(true), by an epilogue, is faster than run(false), with a kernel for its work: timed at the
-// start, false where nothing was timed
-bool fuses(const char* what, const Gemm<floatX>& fused_gemm, Stream, const std::function<void(bool)>& run);
+// start; `untimed` where nothing was timed
+bool fuses(const char* what, const Gemm<floatX>& fused_gemm, Stream, const std::function<void(bool)>& run,
+           bool untimed = false);
 }  // namespace gpu
 
 // ---- GELU of one value and its slope, by tanh (Hendrycks & Gimpel, 2016) ----------------------------------

@@ -231,7 +231,7 @@ public:
     ActivityScope(const ActivityScope&) = delete;
 };
 
-// set by comm_nccl.cpp: called after each operation, so the host does not run too far ahead (nccl_watch.h)
+// set by comm_nccl.cpp: called after operations and in GEMMs; keeps the host near the device (nccl_watch.h)
 inline void (*after_operation)(Stream) = nullptr;
 
 // Announces an operation and, unless this is a dry run, computes it. Without works() it counts as one kernel

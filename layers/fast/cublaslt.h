@@ -7,6 +7,7 @@
 #include <string>
 #include <tuple>
 #include "../base/gemm.h"
+#include "../base/operation.h"
 #include "autotune.h"
 #if defined(DEVICE_CUDA)
 #include <cublasLt.h>
@@ -163,13 +164,13 @@ const cublasLtMatmulAlgo_t& choose_algorithm(const Gemm<Out, Left, Right>& g, co
 // Whether to use the GEMM's epilogue, if possible, or a separate kernel, always possible: whichever is
 // faster. Timed before the first step, in tune() (run/setup.h): only then is `run` called here
 bool fuses(const char* what, const Gemm<floatX>& fused_gemm, Stream s,
-           const std::function<void(bool)>& run) {
+           const std::function<void(bool)>& run, bool untimed) {
     static AutotuneCache<std::tuple<const char*, int, int, int>, bool> chosen;
     int m = fused_gemm.m, n = fused_gemm.n, k = fused_gemm.k;
     return chosen.get({what, m, n, k}, [&] {
         if (!fits_epilogue(n) || !can_compute(fused_gemm)) return false;
         std::string key = text("%s " PRECISION_NAME " %d x %d x %d", what, m, n, k);
-        return autotuner.choose(key, 2, 0, s, [&](int way) {
+        return autotuner.choose(key, 2, untimed, s, [&](int way) {
             try {
                 run(way == 1);
             } catch (const Error&) {
@@ -186,8 +187,8 @@ template <class Out, class Left, class Right>
 void gemm(const Gemm<Out, Left, Right>& given, Stream s) {
     Gemm<Out, Left, Right> g = with_leading_dimensions(given);
     MatmulDescriptor d(g);
-    // attention in memory is many GEMMs in one operation, which alone would fill the device's launch queue
-    if (g.batch > 1 && after_operation) after_operation(s);
+    // materialised attention is a single operation, but up to 4 B GEMMs: they would fill the launch queue
+    if (after_operation) after_operation(s);
     check_cublas(Cublas::get().multiply(g, d, choose_algorithm(g, d, s), s), "cublasLtMatmul");
 }
 

@@ -106,8 +106,7 @@ void FlashBackward::ref(Stream s) const {
                     dqkv[at + t * a.row() + 2 * a.HS + c] = floatX(dv[(long)t * a.HS + c]);
                 }
         }
-    if (bias.db)
-        ref::column_sum(bias.db, dqkv, bias.column_scratch, (int)a.rows(), (int)a.row(), bias.accumulate, s);
+    if (db) ref::column_sum(db, dqkv, column_scratch, (int)a.rows(), (int)a.row(), accumulate, s);
 }
 #endif
 

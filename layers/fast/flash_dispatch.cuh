@@ -114,11 +114,11 @@ void FlashBackward::compute_with(bool hopper, Stream s) const {
         gpu::flash_backward<HS>(dqkv, scratch, dout, qkv, a, s);
     });
 
-    if (!bias.db) return;
+    if (!db) return;
     int row = (int)a.row();
     if (hopper)
-        gpu::column_sum(bias.db, scratch.column_sums, bias.column_scratch, a.B * ceil_div(a.T, 128), row,
-                        bias.accumulate, s);
-    else gpu::column_sum(bias.db, dqkv, bias.column_scratch, (int)a.rows(), row, bias.accumulate, s);
+        gpu::column_sum(db, scratch.column_sums, column_scratch, a.B * ceil_div(a.T, 128), row,
+                        accumulate, s);
+    else gpu::column_sum(db, dqkv, column_scratch, (int)a.rows(), row, accumulate, s);
 }
 #endif

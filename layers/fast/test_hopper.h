@@ -143,9 +143,8 @@ void hopper_attention() {
 
         std::vector<floatX> first;
         for (int again = 0; again < 2; again++) {
-            QkvBiasGradient bias = {db.out.device, db.scratch.device, db.accumulate};
-            FlashBackward{dqkv.device, scratch, dout.device, o.device, lse.device, qkv.device, a, bias}
-                .compute_with(true, nullptr);
+            FlashBackward{dqkv.device, scratch, dout.device, o.device, lse.device, qkv.device, a,
+                          db.out.device, db.scratch.device, db.accumulate}.compute_with(true, nullptr);
             close_by_position("Hopper's attention dqkv" + size, dqkv.back(), dqkv.host, a, 3, 4 * rounding);
             std::vector<floatX> back = dqkv.back();
             db.compare("Hopper's attention, bias gradient" + size, back);

@@ -33,7 +33,7 @@ void kernels_attention() {
         SumsOnTheWay db(a.row());
         for (int again = 0; again < 2; again++) {
             AttentionBackward{dqkv.device, dp.device, dout.device, p.device, qkv.device, a,
-                              {db.out.device, db.scratch.device, db.accumulate}}.gpu(nullptr);
+                              db.out.device, db.scratch.device, db.accumulate}.gpu(nullptr);
             dqkv.compare("attention dqkv" + size, 4 * rounding);
             db.compare("attention, bias gradient" + size, dqkv.back());
         }
@@ -86,7 +86,7 @@ void kernels_flash_attention() {
         std::vector<floatX> first;
         for (int again = 0; again < 2; again++) {
             FlashBackward{dqkv.device, scratch, dout.device, o.device, lse.device, qkv.device, a,
-                          {db.out.device, db.scratch.device, db.accumulate}}.gpu(nullptr);
+                          db.out.device, db.scratch.device, db.accumulate}.gpu(nullptr);
             // p and ds are rounded, ds after a difference of two sums that round differently: twice 2^-8 each
             close_by_position("flash attention dqkv" + size, dqkv.back(), dqkv.host, a, 3, 4 * rounding);
             std::vector<floatX> back = dqkv.back();

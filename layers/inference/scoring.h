@@ -47,8 +47,9 @@ inline void leave_out_long(EvalFile& file, int T, bool strict) {
              "%lld): use a model with a longer --sequence", file.path.c_str(), T, (long long)longest);
 }
 
-// A batch's rows are padded to a multiple of this: of t with sequence parallelism, so that ranks have equal
-// shares, and on a GPU of up to 128, because cuBLASLt is asked for an algorithm for each new number of rows
+// A batch's rows, and those with logits, are padded to a multiple of this: of t with sequence parallelism, so
+// that ranks have equal shares, and on a GPU of up to 128, as cuBLASLt is asked for an algorithm for each new
+// number of rows
 inline int rows_unit(const Model& model) {
     int shares = model.tp.sequence_parallel ? model.grid.t : 1;
     return std::lcm(shares, host_is_device ? 1 : std::gcd(model.shape.T, 128));

@@ -102,7 +102,7 @@ struct LmHeadActivations {
     floatX* logits;             // (logit_rows_held, Vp_r); overwritten by their gradient, if asked for
     real* losses;               // (micro_batches, logit_rows)
     real* is_greedy = nullptr;  // (micro_batches, logit_rows): see cross_entropy.cuh
-    real *largest, *exp_sums;       // (logit_rows_held), (2, logit_rows_held): see cross_entropy.cuh
+    real *largest, *exp_sums;   // (logit_rows_held), (2, logit_rows_held): see cross_entropy.cuh
     int logit_rows;             // most rows of logits in a batch
     int logit_rows_held;        // rows of logits held at once
     bool loss_in_backward;      // backward computes logits and losses itself: see vocabulary.h
@@ -146,8 +146,8 @@ struct MicroBatch {
 
 struct Scratch {
     // (N, C): in forward, with t > 1 or --fp8, the output of a branch's last GEMM, and with sequence
-    // parallelism the looked-up rows of wte; in backward the gradients of ln (LM head), ln2, o and ln1. All
-    // but that of o are partial sums, to be reduced over t
+    // parallelism the looked-up rows of wte, in packed batches the LM head's rows; in backward the gradients
+    // of ln (LM head), ln2, o and ln1. All but that of o are partial sums, to be reduced over t
     floatX* unreduced;
     floatX* reduced;     // (N_r, C): their sums; without sequence parallelism, so with t = 1, `unreduced`
     floatX* all_rows;    // (N, C): gathered rows; with sequence parallelism only

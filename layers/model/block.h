@@ -184,13 +184,14 @@ inline void attention_backward(floatX* dx, real* const* g, const BlockActivation
 
     // 3. attention, which also makes the gradient of QKV_B (step 2), d_qkv's column sums
     AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
-    QkvBiasGradient bias = {g[QKV_B], scratch.columns, ctx.accumulate};
     if (a.lse)
         compute(FlashBackward{.dqkv = d_qkv, .scratch = scratch.flash, .dout = d_o, .o = a.o, .lse = a.lse,
-                              .qkv = a.qkv, .a = heads, .bias = bias}, s);
+                              .qkv = a.qkv, .a = heads, .db = g[QKV_B], .column_scratch = scratch.columns,
+                              .accumulate = ctx.accumulate}, s);
     else
         compute(AttentionBackward{.dqkv = d_qkv, .dp = scratch.scores_gradient, .dout = d_o,
-                                  .p = a.probabilities, .qkv = a.qkv, .a = heads, .bias = bias}, s);
+                                  .p = a.probabilities, .qkv = a.qkv, .a = heads, .db = g[QKV_B],
+                                  .column_scratch = scratch.columns, .accumulate = ctx.accumulate}, s);
 
     // 2.
     if (recomputes_shared(a, ctx)) ln1_forward(a, w, ctx, batch);

@@ -13,7 +13,7 @@ inline void prove_grid(const Plan& plan) {
     std::vector<int> seen(plan.world(), 0);
     Grid at = g;
     for (int rank = 0; rank < plan.world(); rank++) {
-        at.place(rank);
+        at.set_rank(rank);
         bool inside = at.tensor < g.t && at.data < g.d && at.stage < g.p;
         if (!inside || at.rank_of(at.tensor, at.data, at.stage) != rank)
             fail("rank %d is misplaced: this is a bug", rank);

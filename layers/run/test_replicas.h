@@ -8,9 +8,9 @@
 #include "replicas.h"
 #include "values.h"
 
-// a replica that differs in one bit is found, with its tensor and rank
 enum class Drift { Parameters, LowBits, FirstMoment, SecondMoment };
 
+// a replica that differs in one bit is found, with its tensor and rank
 void check_drift(int t, int p, int zero, const char* tensor, Drift drift, int rank, const char* part,
                  bool bf16_moments = false) {
     if (comm::world_size() % (t * p)) return;
