@@ -56,7 +56,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     };
     enqueue_step(run, trainer, samples.batch, gradients, update);  // or launches an earlier step's capture
 
-    // the host's first wait in the step (but in MPI calls, and after_operation, operation.h): for all of it
+    // the host's first wait (over several ranks also in MPI calls and after_operation): for the whole step
     UpdateDecision decision;
     copy_to_host(&decision, optimizer.decision, sizeof decision, model.stream);
     result.norm = decision.norm;

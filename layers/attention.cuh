@@ -76,7 +76,8 @@ struct AttentionBackward {
 // ---- flash attention: its memory, and its operations -----------------------------------------------------
 
 struct FlashScratch {
-    real *query_terms, *dq;  // query_terms: for each query, lse in base 2 and delta (FlashBackward)
+    real* query_terms;  // for each query: lse in base 2, and delta (FlashBackward)
+    real* dq;           // summed in turns: the first stores, the last writes dqkv; so it is never cleared
     // [0]: blocks that have started; from [1] on: whose turn it is to add to dq, for each tile of queries, or
     // on sm_90a for each half of a tile
     int* turns;

@@ -80,7 +80,7 @@ struct LinearGeluForward {
     void gpu(Stream) const;
 };
 
-// dx: nullptr in a benchmark of dw alone. The two GEMMs may run in either order
+// dx: nullptr in a benchmark of dw alone. The two GEMMs are independent
 struct LinearBackward {
     floatX* dx;
     real* dw;

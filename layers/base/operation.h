@@ -231,7 +231,8 @@ public:
     ActivityScope(const ActivityScope&) = delete;
 };
 
-// set by comm_nccl.cpp: called after operations and in GEMMs; keeps the host near the device (nccl_watch.h)
+// set over several ranks by comm_nccl.cpp: after operations and in GEMMs, the host waits if it is far ahead
+// of the device (nccl_watch.h)
 inline void (*after_operation)(Stream) = nullptr;
 
 // Announces an operation and, unless this is a dry run, computes it. Without works() it counts as one kernel

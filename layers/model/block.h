@@ -55,9 +55,9 @@ inline void block_attention(const BlockActivations& a, const floatX* const* w, c
     else compute(AttentionForward{.o = a.o, .p = a.probabilities, .qkv = a.qkv, .a = heads}, s);
 }
 
-// The last layer of a branch, y = residual + x w^T + b. With t = 1 the GEMM adds all three, and nullptr is
-// returned (not with --fp8, where cuBLASLt may be unable to). Otherwise x w^T, summed over t, is returned, to
-// which the caller adds residual and bias, once
+// The last layer of a branch, y = residual + x w^T + b. With t = 1 LinearForward adds all three, and
+// nullptr is returned (not with --fp8, where cuBLASLt may be unable to). Otherwise x w^T, summed over t, is
+// returned, to which the caller adds residual and bias, once
 inline const floatX* end_branch(LinearForward layer, const Fp8Inputs& fp8, const char* label,
                                 const LayerContext& ctx,
                                 std::source_location where = std::source_location::current()) {
@@ -77,8 +77,8 @@ inline void after_attention_forward(const BlockActivations& a, const floatX* con
     Stream s = ctx.stream;
     int N = batch.rows(), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
 
-    // 4. output projection, added to the residual stream: mid; and 5. its layer norm. With t > 1 or --fp8
-    // this computes mid, from f; otherwise f is nullptr, and the arguments from `sum` on are not read
+    // 4. output projection, added to the residual stream: mid; and 5. its layer norm. With t > 1 or --fp8 the
+    // layer norm computes mid, from f; otherwise f is nullptr, and the arguments from `sum` on are not read
     const floatX* f = end_branch(LinearForward{.y = a.mid, .x = a.o, .w = w[OUT_W], .b = w[OUT_B], .N = N,
                                                .C = C_r, .OC = C, .residual = a.x}, a.out_fp8,
                                  "sum of attention", ctx);
