@@ -282,6 +282,7 @@ struct Tokenizer {
 
     void finish() {
         if (bytes == 0 && documents == 1) fail("there is no text: the document is empty");
+        if (documents == 0) fail("there are no documents: expected a line {\"text\": \"…\"} for each");
         if (bytes == 0) fail("there is no text: %llu documents, all empty", (unsigned long long)documents);
         for (auto* w : {&train, &validation})
             if (*w && (*w)->count == 0 && documents == 1)

@@ -10,6 +10,7 @@ set -euo pipefail
 from=$PWD
 cd "$(dirname "$0")/.."
 usage() { sed -n '2,8s/^# //p' "scripts/${0##*/}"; exit 1; }
+case "${1:-}" in -h | --help) (usage) || exit 0 ;; esac
 [ $# -ge 2 ] || usage
 how=$1 where=$2
 shift 2

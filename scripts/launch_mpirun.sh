@@ -9,6 +9,7 @@
 set -euo pipefail
 from=$PWD
 cd "$(dirname "$0")/.."
+case "${1:-}" in -h | --help) sed -n '2,8s/^# //p' "scripts/${0##*/}"; exit ;; esac
 [ $# -ge 3 ] || { sed -n '2,8s/^# //p' "scripts/${0##*/}"; exit 1; }
 hosts=$1
 shift

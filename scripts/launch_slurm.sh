@@ -21,7 +21,8 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 set -euo pipefail
-[ $# -ge 1 ] && [ "$1" != --help ] || { sed -n '2,14s/^# //p' "$0"; exit 1; }
+case "${1:-}" in -h | --help) sed -n '2,14s/^# //p' "$0"; exit ;; esac
+[ $# -ge 1 ] || { sed -n '2,14s/^# //p' "$0"; exit 1; }
 cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}"
 if ! [ -r scripts/launch.py ]; then
     echo "launch_slurm.sh: $PWD is not the repository: sbatch from there" >&2

@@ -144,9 +144,12 @@ inline void prepare_race(TaskDocument& d, bool filled) {
 
 // one's own requests have these fields and no others
 inline void check_fields(TaskDocument& d) {
-    for (auto& [name, value] : d.fields)
+    for (auto& [name, value] : d.fields) {
+        if (name == "continuations")
+            fail("%s: \"continuations\": expected an array of strings", d.where.c_str());
         if (name != "context" && name != "gold" && name != "group" && !name.starts_with("continuations."))
             fail("%s: \"%s\": is not context, continuations, gold or group", d.where.c_str(), name.c_str());
+    }
 }
 
 // ---- the table -------------------------------------------------------------------------------------------

@@ -85,7 +85,10 @@ inline std::string name_elsewhere(const std::string& name) {
         {"pipeline-model-parallel-size", "pipeline-parallel"}, {"grad-clip", "clip"}, {"clip-grad", "clip"},
         {"eval-interval", "evaluate-every"}, {"save-interval", "save-every"}, {"load", "resume"},
         {"out-dir", "save"}, {"prompt", "generate"}, {"max-new-tokens", "sample-tokens"},
-        {"vocab", "vocabulary"}, {"max-tokens", "sample-tokens"}};
+        {"vocab", "vocabulary"}, {"max-tokens", "sample-tokens"}, {"eval-iters", "evaluate-batches"},
+        {"resume-from", "resume"}, {"checkpoint", "resume"}, {"init-from", "resume"},
+        {"max-seq-len", "sequence"}, {"gradient-clipping", "clip"}, {"dp", ""}, {"threads", ""},
+        {"nodes", ""}, {"epochs", ""}, {"dropout", ""}};  // "": there is nothing like it
     std::string spelt = name;
     std::replace(spelt.begin(), spelt.end(), '_', '-');
     auto found = names.find(spelt);
@@ -106,7 +109,7 @@ const Form& find_form(const std::vector<Form>& forms, const std::string& name,
             fail("%s--%s: device and precision are chosen when the program is built: make DEVICE=cpu "
                  "PRECISION=bf16", where.c_str(), built);
     std::string meant = name_elsewhere(name), near = nearest(meant, known);
-    bool is_near = edit_distance(meant, near) <= std::max(2, (int)meant.size() / 2);
+    bool is_near = !meant.empty() && edit_distance(meant, near) <= std::max(2, (int)meant.size() / 2);
     fail("%sunknown option --%s%s (--help lists all)", where.c_str(), name.c_str(),
          is_near ? text(": did you mean --%s?", near.c_str()).c_str() : "");
 }
@@ -115,7 +118,8 @@ const Form& find_form(const std::vector<Form>& forms, const std::string& name,
 inline void check_values(const OptionForm& form, const std::vector<std::string>& values) {
     bool list = form.kind == OptionForm::List, flag = form.kind == OptionForm::Flag;
     if (list ? values.empty() : values.size() != (flag ? 0 : 1))
-        fail("--%s: has %zu values, expected %s", form.name, values.size(),
+        fail("--%s: has %s, expected %s", form.name,
+             values.empty() ? "no value" : text("%zu values", values.size()).c_str(),
              list ? "at least one" : flag ? "none" : "one");
     for (auto& value : values) {
         if (value.empty()) fail("--%s: has an empty value: leave the option out", form.name);

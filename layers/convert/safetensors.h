@@ -32,7 +32,7 @@ struct Safetensors {
         if (!file.view().starts_with("PK\x03\x04") && !file.view().starts_with("\x80\x02")) return;
         fail("%s: was written by torch.save, expected safetensors: make it with\n"
              "  import torch; from safetensors.torch import save_file\n"
-             "  state = torch.load(\"%s\", map_location=\"cpu\", weights_only=False)\n"
+             "  state = torch.load(\"%s\", map_location=\"cpu\", weights_only=True)\n"
              "  state = state.get(\"model\", state)\n"
              "  save_file({k: v.clone() for k, v in state.items()}, \"model.safetensors\")",
              file.path.c_str(), file.path.c_str());

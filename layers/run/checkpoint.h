@@ -534,10 +534,14 @@ inline std::vector<Checkpoint> find_checkpoints(const std::string& dir, long bef
             if (!before || step_of(name) < before) consider(dir + "/" + name);
 
     if (before && out.empty() && !list_checkpoints(dir).empty())
-        fail("--resume %s: holds no readable checkpoint of a step before %ld", dir.c_str(), before);
+        fail("--resume %s: holds no readable checkpoint of a step before %ld: its earliest is %s",
+             dir.c_str(), before, list_checkpoints(dir).back().c_str());
     if (before && !out.empty() && out[0].state.step >= before)
         fail("--resume %s is a checkpoint of step %ld, but --resume-before %ld requires an earlier one: give "
              "the folder that holds the checkpoints", dir.c_str(), out[0].state.step, before);
+    if (out.empty() && !list_checkpoints(dir).empty())
+        fail("--%s %s: holds no readable checkpoint: all are damaged (each is named above): restore a copy, "
+             "or start a new run", option, dir.c_str());
     if (out.empty())
         fail("--%s %s: holds no readable checkpoint: %s", option, dir.c_str(),
              folder_with_checkpoints(dir).c_str());

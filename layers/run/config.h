@@ -91,7 +91,7 @@ inline const std::vector<RunOption> option_table = [] {
          "all: every token; answers: only the answers, in token files made from prompts and answers"},
         {"validation", &O::validation, 0, never, "token files for the validation loss: FILE…"},
         {"evaluate", &O::evaluate, 0, never,
-         "task files from ./tasks: scored once, or with --train every --evaluate-every steps"},
+         "task files from ./tasks: scored once or, with --train, every --evaluate-every steps"},
         {"tokenizer", &O::tokenizer, 0, never,
          "bytes, or vocab.bpe, to read and print text (default: the checkpoint's, else --train's)"},
         {"batch", &O::batch, 1, always,
@@ -124,14 +124,14 @@ inline const std::vector<RunOption> option_table = [] {
         {"evaluate-batches", &O::evaluate_batches, 1, always,
          "maximum number of micro-batches per validation loss"},
         {"sample-every", &O::sample_every, 0, always, "steps between text samples; 0: none"},
-        {"sample-tokens", &O::sample_tokens, 1, always, "tokens per text sample"},
+        {"sample-tokens", &O::sample_tokens, 1, always, "tokens per text sample, and of --generate"},
         {"generate", &O::generate, 0, never,
          "text to continue with the model of --resume; -: standard input, line by line on a terminal; "
          "FILE.jsonl: each of its prompts; -.jsonl: prompts from standard input, as they arrive"},
         {"temperature", &O::temperature, 0, never, "sampling temperature; 0: greedy"},
         {"top-k", &O::top_k, 0, never, "sample from the k most likely tokens; 0: all"},
         {"top-p", &O::top_p, 0, never,
-         "nucleus sampling: the fewest most likely tokens whose probabilities sum to at least this"},
+         "nucleus sampling: from the fewest most likely tokens whose probabilities sum to at least this"},
         {"repetition", &O::repetition, 0.001, never,
          "repetition penalty: divides the logits of tokens already seen (multiplies negative ones)"},
         {"long-continuations", &O::long_continuations, 0, never,
@@ -148,10 +148,11 @@ inline const std::vector<RunOption> option_table = [] {
          "consecutive failed saves after which the run ends"},
         {"keep", &O::keep, 1, with_save, "number of checkpoints to keep"},
         {"resume", &O::resume, 0, never,
-         "folder of checkpoints; continues from the newest intact one, with its recipe except options given"},
-        {"resume-before", &O::resume_before, 0, never,
+         "folder of checkpoints; continues from the newest intact one, with its recipe, except for options "
+         "given"},
+        {"resume-before", &O::resume_before, 1, never,
          "resume only from checkpoints of steps before this one; in a --save folder, the others are renamed "
-         "diverged-step-N"},
+         "diverged-step-00000020 and so on"},
         {"other-data", &O::other_data, 0, never,
          "yes: continue from a checkpoint with training data other than its own"},
         {"metrics", &O::metrics, 0, never,
@@ -206,13 +207,13 @@ inline const std::vector<RunOption> option_table = [] {
         {"plan-json", &O::plan_json, 0, never,
          "with --plan: write JSON to FILE; -: print JSON alone to standard output"},
         {"world-size", &O::world_size, 1, never,
-         "number of ranks; with --plan, ranks to plan for (default: t p), otherwise ranks required"},
+         "number of ranks; with --plan, ranks to plan for (default: t × p), otherwise ranks required"},
         {"hardware", &O::hardware, 0, never,
          "with --plan: dgx-a100 azure-ndv4 azure-ndmv4 dgx-h100 dgx-h200 rtx-4090 rtx-5090 l40s "
          "rtx-pro-6000, here, or your own: memory=80,tflops=312,bandwidth=2039[,gpus=8,link=235,network=25] "
          "in GB and GB/s (default: this machine if it is known, else dgx-a100)"},
         {"gemm-efficiency", &O::gemm_efficiency, 0.01, never,
-         "share of peak that the largest GEMMs reach, for planned times: 0.545 as in MT-NLG's runs, "
+         "with --plan: share of peak that the largest GEMMs reach: 0.545 as in MT-NLG's runs, "
          "0.765 as in later Megatron-LM runs (--plan published)"},
         {"network-rate", &O::network_rate, 0, never,
          "with --plan: GB/s that a GPU sends to other nodes, instead of the machine's own"},
@@ -230,7 +231,7 @@ inline const std::vector<RunOption> option_table = [] {
         {"trace-step", &O::trace_step, 1, never, "the step that --trace and --record write"},
         {"profile", &O::profile, 1, never,
          "print each operation's time over this many steps, from the third on", "5"},
-        {"config", &O::config, 0, never, "file of options, one `NAME VALUE` per line"},
+        {"config", &O::config, 0, never, "file of options, one `NAME VALUE` per line; # begins a comment"},
         {"verbose", &O::verbose, 0, never,
          "print all settings at the start, not only those that differ from the defaults"},
         {"help", &O::help, 0, never, "print this list"},
@@ -322,13 +323,17 @@ inline std::string help_text() {
 
 // ---- the model's shape -----------------------------------------------------------------------------------
 
-// for a size like 124M or 6.7B, the nearest in parameters; for any other word, the nearest in spelling
+// for a size like 124M or 6.7B, the nearest in parameters; for a model's name elsewhere, its size; for any
+// other word, the nearest in spelling
 inline std::string nearest_size(const std::string& name, const std::vector<std::string>& names) {
     auto size_of = [](const std::string& s) {
         char* end;
         double number = strtod(s.c_str(), &end), of = *end == 'M' ? 1e6 : *end == 'T' ? 1e12 : 1e9;
         return number > 0 && (!*end || (strchr("MBT", *end) && !end[1])) ? std::log(number * of) : NAN;
     };
+    for (auto& [from, size] : {std::pair{"gpt2-medium", "350M"}, {"gpt2-large", "774M"}, {"gpt2-xl", "1558M"},
+                               {"gpt3", "175B"}, {"gpt-3", "175B"}, {"GPT-3", "175B"}})
+        if (name == from) return size;
     double wanted = size_of(name);
     if (std::isnan(wanted)) return nearest(name, names);
     return *std::min_element(names.begin(), names.end(), [&](auto& a, auto& b) {

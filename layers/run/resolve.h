@@ -429,8 +429,44 @@ inline void check_data_vocabulary(Run& run) {
     }
 }
 
+inline bool is_checkpoint_name(std::filesystem::path path) {
+    path = std::filesystem::absolute(path).lexically_normal();
+    return step_of(path.has_filename() ? path.filename() : path.parent_path().filename()) >= 0;
+}
+
+// files that a run writes: none of them one that it reads, or another one's, or part of a checkpoint
+inline void check_output_files(const Options& o) {
+    std::vector<std::pair<const char*, std::string>> outputs;
+    for (auto& [name, path] : {std::pair{"metrics", o.metrics}, {"record", o.record}, {"trace", o.trace},
+                               {"timeline", o.timeline}, {"plan-json", o.plan_json}, {"results", o.results}})
+        if (!path.empty() && path != "-") outputs.push_back({name, path});
+
+    std::vector<std::string> inputs = {o.config, o.hosts, o.tokenizer, o.generate};
+    for (auto* files : {&o.train, &o.validation, &o.evaluate})
+        for (auto& file : *files) {
+            inputs.push_back(file);
+            inputs.push_back(file.substr(file.find(':') + 1));  // WEIGHT:FILE
+        }
+    std::error_code none;
+    for (size_t i = 0; i < outputs.size(); i++) {
+        auto& [name, path] = outputs[i];
+        for (auto& in : inputs)
+            if (in == path || std::filesystem::equivalent(in, path, none))
+                fail("--%s %s: is a file that this run reads: give another name", name, path.c_str());
+        for (size_t j = 0; j < i; j++)
+            if (std::filesystem::absolute(outputs[j].second).lexically_normal() ==
+                std::filesystem::absolute(path).lexically_normal())
+                fail("--%s and --%s both name %s: give two names", outputs[j].first, name, path.c_str());
+        if (is_checkpoint_name(std::filesystem::absolute(path).lexically_normal().parent_path()))
+            fail("--%s %s: lies in a checkpoint: choose another folder", name, path.c_str());
+    }
+}
+
 // checks that --save is a folder that can be written and holds no other run
 inline void check_save_folder(const Options& o) {
+    if (!o.save.empty() && is_checkpoint_name(o.save))
+        fail("--save %s: has a checkpoint's name, and --keep may remove it: choose another folder",
+             o.save.c_str());
     if (o.save.empty())
         for (const char* name : {"save-every", "save-seconds", "mtbf"})
             if (o.has(name)) fail("--%s requires --save FOLDER", name);

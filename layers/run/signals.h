@@ -29,7 +29,10 @@ inline void handle(int number) {
         // mpirun kills its ranks seconds after a Ctrl-C; the launchers send SIGUSR1
         constexpr char hurries[] = "train_gpt: mpirun does not wait for that, and ends its ranks in 2 "
                                    "seconds: scripts/launch_mpirun.sh waits\n";
+        constexpr char closed[] = "train_gpt: standard output was closed: the run ends after this step, and "
+                                  "saves if --save is given\n";
         if (speaks && number != SIGPIPE) say(what, sizeof what - 1);
+        if (speaks && number == SIGPIPE) say(closed, sizeof closed - 1);
         if (speaks && number == SIGINT && !is_alone) say(hurries, sizeof hurries - 1);
     }
     is_requested = 1;

@@ -125,6 +125,18 @@ void test_resume() {
     program_refuses("--train " + tokens + " --resume " + s + "/unbroken --seed 3", "leave --seed out");
     program_refuses("--train " + tokens + " --layers 2 --hidden 24 --heads 3 --sequence 16 --save " + s +
                     "/unbroken", "already holds checkpoints");
+    // files that are read, of a checkpoint, or written twice
+    std::string reads = "--train " + tokens + " --resume " + s + "/unbroken --save no ";
+    for (const char* option : {"--record ", "--trace ", "--metrics "})
+        program_refuses(reads + option + tokens, "is a file that this run reads");
+    program_refuses("--plan --train 0.5:" + tokens + " --plan-json " + tokens, "that this run reads");
+    program_refuses("--plan --plan-json " + s + "/unbroken/" + step_name(120) + "/index.json",
+                    "lies in a checkpoint");
+    program_refuses(reads + "--trace " + s + "/x.json --record " + s + "/./x.json",
+                    "--record and --trace both name");
+    program_refuses("--train " + tokens + " --resume " + s + "/unbroken --save " + s + "/unbroken/" +
+                    step_name(120) + "/", "has a checkpoint's name");
+    program_refuses(reads + "--resume-before 0", "expected a whole number from 1");
     check(find_checkpoints(s + "/unbroken")[0].state.step == 120, "nothing was written over");
 
     // with no options but these a run goes on by its checkpoint's recipe, and saves into its folder

@@ -61,6 +61,7 @@ static Schedules open_run(Run& run, Trainer& trainer, InferenceJobs& jobs, int a
     Schedules schedules;
     comm::all_ranks_or_fail([&] {
         o = parse_options(argc, argv);
+        check_output_files(o);
         comm::timeout = o.comm_timeout;
     });
     comm::check_ranks_agree(program_hash());
