@@ -60,7 +60,8 @@ def test_tokens(work):
     )
     check([t for t in got if t in set(train)] == train, "the same order, but for those held out")
     check(open(f"{work}/v/train.blend").read().split("\n")[1].split()[1] == "s.train.bin", "the blend")
-    run("tokens", "--output", f"{work}/n", "--validation", 1, f"s={work}/a.jsonl", fails="at most 0.99")
+    words = f"tokens --output {work}/n --validation 1 s={work}/a.jsonl"
+    run(words, fails="must be at most 0.99")
     open(f"{work}/v/encoded/s/a.tokens", "r+b").truncate(1000)
     before = tree(f"{work}/v")
     run("tokens", "--vocabulary", "bytes", "--output", f"{work}/v", "--validation", 0.2, f"s={work}/?.jsonl")

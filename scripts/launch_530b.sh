@@ -9,9 +9,9 @@
 set -euo pipefail
 from=$PWD
 cd "$(dirname "$0")/.."
-usage() { sed -n '2,8s/^# //p' "scripts/${0##*/}"; exit 1; }
-case "${1:-}" in -h | --help) (usage) || exit 0 ;; esac
-[ $# -ge 2 ] || usage
+usage() { sed -n '2,8s/^# //p' "scripts/${0##*/}"; exit "$1"; }
+case "${1:-}" in -h | --help) usage 0 ;; esac
+[ $# -ge 2 ] || usage 1
 how=$1 where=$2
 shift 2
 spares=0
@@ -25,7 +25,7 @@ case "$how" in
             exit 1
         fi
         nodes=$(($(grep -cvE '^[[:space:]]*(#|$)' "$where" || true) - spares)) ;;
-    *) usage ;;
+    *) usage 1 ;;
 esac
 [[ $nodes =~ ^[1-9][0-9]*$ ]] && [ $((nodes % 35)) = 0 ] || {
     echo "launch_530b.sh: $nodes nodes: a replica takes 35: give a multiple, such as 280, 350 or 420" >&2

@@ -31,7 +31,8 @@ def test_bad_input():
          "choose a --pipeline-parallel 1 with --pipeline-chunks 1, or --layers 4"),
         (2, "--pipeline-parallel 2 --pipeline-chunks 2 --batch 1", "needs at least 2 micro-batches"),
         (2, "--pipeline-parallel 2 --pipeline-chunks 2 --batch 1 --micro-batch auto", "not even 1 is "
-         "possible: --pipeline-chunks 2 over 2 stages with 1 micro-batches a step: needs at least 2 micro"),
+         "possible: --pipeline-chunks 2 over 2 stages with 1 micro-batches a step: needs at least 2 "
+          "micro-batches"),
         (4, "--pipeline-parallel 4 --layers 8 --pipeline-chunks 2 --pipeline-group 5",
          "choose one of 4 6 7 8 12"),
         (2, "--pipeline-chunks 2", "on one pipeline stage"),

@@ -173,7 +173,8 @@ def test_llmc(work, tensors):
     refused("truncated or damaged", "--from-llmc", f"{work}/damaged.bin", "--to", f"{work}/none")
     refused("already holds checkpoints", "--from-llmc", f"{work}/fp32.bin", "--to", f"{work}/own")
     refused(
-        "fp32 or bf16", "--from-checkpoint", f"{work}/own", "--to-llmc", f"{work}/x", "--dtype", "fp8"
+        "expected fp32 or bf16",
+        "--from-checkpoint", f"{work}/own", "--to-llmc", f"{work}/x", "--dtype", "fp8"
     )
 
 
@@ -227,7 +228,9 @@ def test_nanogpt(work, tensors):
     good("convert", "--from-checkpoint", f"{work}/own", "--to-huggingface", folder)
     os.rename(f"{folder}/model.safetensors", f"{work}/whole")
     open(f"{folder}/model.safetensors.index.json", "w").close()
-    refused("is in several files, expected one", "--from-huggingface", folder, "--to", f"{work}/none")
+    refused(
+        "the model is in several files, expected one", "--from-huggingface", folder, "--to", f"{work}/none"
+    )
     os.rename(f"{work}/whole", f"{folder}/model.safetensors")
     config = json.load(open(f"{folder}/config.json"))
     del config["tie_word_embeddings"]

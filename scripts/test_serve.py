@@ -251,7 +251,11 @@ def test_refused(work):
             ({"prompt": "a", "logprobs": 21}, 400, "logprobs: has 21"),
             ({"prompt": "a", "stop": [""]}, 400, "stop: expected a string"),
             ({"prompt": "a", "stop": ["b"] * 17}, 400, "stop: expected at most 16 strings"),
-            ({"prompt": "a", "stream": True, "stream_options": [1]}, 400, "stream_options: expected an"),
+            (
+                {"prompt": "a", "stream": True, "stream_options": [1]},
+                400,
+                "stream_options: expected an object",
+            ),
             ({"prompt": "a", "stream": 1.5}, 400, "stream: has 1.5"),
             ({"prompt": "a", "best_of": 4}, 400, "best_of: is not supported"),
             ({"prompt": "a", "colour": 4}, 400, "colour: unknown"),

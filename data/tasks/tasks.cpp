@@ -189,7 +189,7 @@ void make_file(const TaskForm& task, const Job& job, const Vocabulary& vocabular
     uint32_t shots = parse_shots(job.shots, task);
     refuse_overwriting({job.output}, {job.from, job.requests});
     refuse_overwriting({job.requests}, {job.from});
-    if (std::filesystem::exists(job.output) && !WholeFile(job.output).view().starts_with("GPTEVALS"))
+    if (std::filesystem::exists(job.output) && !MappedFile(job.output).view().starts_with("GPTEVALS"))
         fail("%s: exists but is not an evaluation file: choose another name", job.output.c_str());
 
     std::vector<TaskDocument> documents = read_task(task, job.from, false), train;

@@ -23,13 +23,19 @@ struct FileLock {
     ~FileLock() { close(fd); }
 };
 
+// whether both names are one file's, which need not exist
+inline bool name_one_file(const std::string& a, const std::string& b) {
+    std::error_code none;
+    auto full = [](const std::string& name) { return std::filesystem::absolute(name).lexically_normal(); };
+    return !a.empty() && !b.empty() && (full(a) == full(b) || std::filesystem::equivalent(a, b, none));
+}
+
 // a program never writes onto a file that it reads; empty names are those of files that were not asked for
 inline void refuse_overwriting(const std::vector<std::string>& outputs,
                                const std::vector<std::string>& inputs) {
-    std::error_code none;
     for (auto& out : outputs)
         for (auto& in : inputs)
-            if (!out.empty() && (out == in || std::filesystem::equivalent(out, in, none)))
+            if (name_one_file(out, in))
                 fail("%s would overwrite %s: give another name", out.c_str(), in.c_str());
 }
 

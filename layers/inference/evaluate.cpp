@@ -41,8 +41,6 @@ InferenceJobs open_jobs(const Options& o) {
         fail("--generate %s: there is no such file, and it does not look like text: --generate - < FILE "
              "continues a file's text; FILE.jsonl has one prompt per line", o.generate.c_str());
 
-    refuse_overwriting({o.results}, reads_file ? std::vector<std::string>{o.generate} : o.evaluate);
-
     if (!o.results.empty() && std::filesystem::is_regular_file(o.results, none)) {
         InputFile before(o.results);
         if (before.size && before.read<char>(0, "results") != '{')

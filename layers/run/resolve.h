@@ -447,17 +447,15 @@ inline void check_output_files(const Options& o) {
             inputs.push_back(file);
             inputs.push_back(file.substr(file.find(':') + 1));  // WEIGHT:FILE
         }
-    std::error_code none;
     for (size_t i = 0; i < outputs.size(); i++) {
         auto& [name, path] = outputs[i];
         for (auto& in : inputs)
-            if (in == path || std::filesystem::equivalent(in, path, none))
+            if (name_one_file(in, path))
                 fail("--%s %s: is a file that this run reads: give another name", name, path.c_str());
         for (size_t j = 0; j < i; j++)
-            if (std::filesystem::absolute(outputs[j].second).lexically_normal() ==
-                std::filesystem::absolute(path).lexically_normal())
+            if (name_one_file(outputs[j].second, path))
                 fail("--%s and --%s both name %s: give two names", outputs[j].first, name, path.c_str());
-        if (is_checkpoint_name(std::filesystem::absolute(path).lexically_normal().parent_path()))
+        if (is_checkpoint_name(std::filesystem::absolute(path).parent_path()))
             fail("--%s %s: lies in a checkpoint: choose another folder", name, path.c_str());
     }
 }

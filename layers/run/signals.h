@@ -31,8 +31,7 @@ inline void handle(int number) {
                                    "seconds: scripts/launch_mpirun.sh waits\n";
         constexpr char closed[] = "train_gpt: standard output was closed: the run ends after this step, and "
                                   "saves if --save is given\n";
-        if (speaks && number != SIGPIPE) say(what, sizeof what - 1);
-        if (speaks && number == SIGPIPE) say(closed, sizeof closed - 1);
+        if (speaks) number == SIGPIPE ? say(closed, sizeof closed - 1) : say(what, sizeof what - 1);
         if (speaks && number == SIGINT && !is_alone) say(hurries, sizeof hurries - 1);
     }
     is_requested = 1;

@@ -102,7 +102,8 @@ void test_checkpoint() {
     check(again == next && other.train(samples, 1e-2) == after, "goes on to the last bit");
     check(find_checkpoints(dir, 4).size() == 1 && find_checkpoints(dir + "/step-00000003", 4).size() == 1,
           "those of earlier steps");
-    refuses("--resume-before 4 requires an earlier", [&] { find_checkpoints(dir + "/step-00000004", 4); });
+    refuses("--resume-before 4 requires an earlier one",
+            [&] { find_checkpoints(dir + "/step-00000004", 4); });
     refuses("no readable checkpoint of a step before 3", [&] { find_checkpoints(dir, 3); });
 
     std::string data = dir + "/step-00000004/rank-00000.bin", whole(MappedFile(data).view());

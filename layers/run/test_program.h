@@ -129,7 +129,8 @@ void test_resume() {
     std::string reads = "--train " + tokens + " --resume " + s + "/unbroken --save no ";
     for (const char* option : {"--record ", "--trace ", "--metrics "})
         program_refuses(reads + option + tokens, "is a file that this run reads");
-    program_refuses("--plan --train 0.5:" + tokens + " --plan-json " + tokens, "that this run reads");
+    program_refuses("--plan --train 0.5:" + tokens + " --plan-json " + tokens,
+                    "is a file that this run reads");
     program_refuses("--plan --plan-json " + s + "/unbroken/" + step_name(120) + "/index.json",
                     "lies in a checkpoint");
     program_refuses(reads + "--trace " + s + "/x.json --record " + s + "/./x.json",
@@ -170,7 +171,8 @@ void test_resume() {
     check(o.code == 0 && list_checkpoints(s + "/part") == std::vector{step_name(9)}, "--save no: " + o.out);
     fs::copy(s + "/part/" + step_name(9), s + "/alone");
     program_refuses("--train " + tokens + " --resume " + s + "/alone --steps 10",
-                    "is a checkpoint on its own: say where this run should save: --save FOLDER, or --save");
+                    "is a checkpoint on its own: say where this run should save: --save FOLDER, or "
+                    "--save no");
 
     // a longer run keeps the learning rate's schedule, and does not warm up again
     eight("short", "--layers 1 --hidden 8 --heads 2 --sequence 16 --batch 6 --learning-rate 3e-3 --steps 4 "

@@ -16,9 +16,8 @@ void check_drift(int t, int p, int zero, const char* tensor, Drift drift, int ra
     if (comm::world_size() % (t * p)) return;
     Grid grid = make_grid(t, p, false);
     ModelShape shape = {4, 16, 4, 8, 257, 264};
-    Setup setup = {.sequence_parallel = t > 1, .optimizer_shards = zero ? grid.d : 1};
-    setup.bf16_moments = bf16_moments;
-    Model model(shape, grid, setup);
+    Model model(shape, grid, {.sequence_parallel = t > 1, .bf16_moments = bf16_moments,
+                              .optimizer_shards = zero ? grid.d : 1});
     Optimizer o(model);
     if (drift == Drift::LowBits && !o.low_bytes) return;  // parameters in bf16 have them
     allocate_memory(model);

@@ -482,7 +482,7 @@ static void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
 
     finish_save(run, trainer, save_patience());
     comm::all_end_on_error(what + ": lower --learning-rate, choose --on-spike skip or back, or resume from "
-                           "an earlier checkpoint (--resume-before)", exit_diverged);
+                               "an earlier checkpoint (--resume-before)", exit_diverged);
 }
 
 void act_on_reports(const StepReports& reports, StepResult& result, Run& run, Trainer& trainer) {
