@@ -43,9 +43,10 @@ inline uint64_t permute(uint64_t index, uint64_t n, uint64_t key, uint64_t epoch
 
 inline void check_same_tokens(const TokenFile& a, const TokenFile& b, const char* who) {
     auto said = [](const TokenFile& f) {
-        return f.kind.empty() ? "an unknown one" : text("%s of %d", f.kind.c_str(), f.vocabulary);
+        return f.vocabulary_name.empty() ? "an unknown one"
+                                         : text("%s of %d", f.vocabulary_name.c_str(), f.vocabulary);
     };
-    if (a.kind != b.kind || a.vocabulary != b.vocabulary)
+    if (!may_be_one_vocabulary(a.vocabulary_name, b.vocabulary_name) || a.vocabulary != b.vocabulary)
         fail("%s: has vocabulary %s, %s has %s: %s must agree", a.path.c_str(), said(a).c_str(),
              b.path.c_str(), said(b).c_str(), who);
 }

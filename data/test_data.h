@@ -199,6 +199,14 @@ void test_tokenizer() {
     write_file(path, "#version: 0.2\nh e\nl l\nhe ll\nhell o\n\xc4\xa0 w\nl o\n");
     Vocabulary v = Vocabulary::open(path), bytes = Vocabulary::open("bytes");
     check(v.size() == 263 && v.end_of_text == 262, "a token for each byte and merge, and the end of text");
+    write_file(path, "#version: 0.2\r\nh e\r\nl l\r\nhe ll\r\nhell o\r\n\xc4\xa0 w\r\nl o");
+    check(v.name() == Vocabulary::open(path).name(), "the same tokens from other line ends have one name");
+    write_file(path, "#version: 0.2\nh e\nl l\nhe ll\nhell o\n\xc4\xa0 w\no l\n");
+    Vocabulary other = Vocabulary::open(path);
+    check(other.size() == v.size() && !may_be_one_vocabulary(v.name(), other.name()),
+          "vocabularies of one size have different names");
+    check(may_be_one_vocabulary("bpe", v.name()) && !may_be_one_vocabulary("bpe", "bytes") &&
+          !may_be_one_vocabulary(v.name(), bytes.name()), "bpe alone may be any of them");
 
     auto spell = [&](std::string_view s) {
         W out;

@@ -104,9 +104,9 @@ struct Tokenizer {
     size_t line = 1;             // of JSONL, at the start of the next piece
 
     Tokenizer(const Settings& a, const Vocabulary& v) : settings(a), vocabulary(v) {
-        std::string kind = v.kind;
-        train.emplace(a.output + (a.validation > 0 ? ".train.bin" : ".bin"), kind, v.size(), v.end_of_text);
-        if (a.validation > 0) validation.emplace(a.output + ".validation.bin", kind, v.size(), v.end_of_text);
+        std::string name = v.name();
+        train.emplace(a.output + (a.validation > 0 ? ".train.bin" : ".bin"), name, v.size(), v.end_of_text);
+        if (a.validation > 0) validation.emplace(a.output + ".validation.bin", name, v.size(), v.end_of_text);
         for (int t = 0; t < omp_get_max_threads(); t++) encoders.push_back(std::make_unique<Encoder>(v));
         choose();
     }
@@ -315,7 +315,8 @@ int decode(const Settings& a) {
     TokenFile file(a.decode);
     std::string spec = a.vocabulary;
     if (spec.empty()) {
-        if (file.kind != "bytes") fail("%s: decoding requires --vocabulary PATH/vocab.bpe", a.decode.c_str());
+        if (file.vocabulary_name != "bytes")
+            fail("%s: decoding requires --vocabulary PATH/vocab.bpe", a.decode.c_str());
         spec = "bytes";
     }
 
@@ -323,6 +324,9 @@ int decode(const Settings& a) {
     if (file.vocabulary && file.vocabulary != v.size())
         fail("%s: has vocabulary %d, %s has %d: choose the one it was made with", a.decode.c_str(),
              file.vocabulary, spec.c_str(), v.size());
+    if (!file.vocabulary_name.empty() && !may_be_one_vocabulary(file.vocabulary_name, v.name()))
+        fail("%s: is in tokens of vocabulary %s, %s is %s: choose the one it was made with",
+             a.decode.c_str(), file.vocabulary_name.c_str(), spec.c_str(), v.name().c_str());
 
     refuse_overwriting({a.output}, {a.decode, spec});
     std::optional<FileWriter> out;

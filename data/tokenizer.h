@@ -113,6 +113,15 @@ struct Vocabulary {
     std::vector<std::pair<uint64_t, uint32_t>> merges;  // hash table: (left << 32 | right) + 1 -> merged
     int size() const { return (int)tokens.size(); }
 
+    // what token files call it: "bytes", or "bpe 0123abcd" with a checksum, which tells vocabularies of one
+    // size apart
+    std::string name() const {
+        if (kind == "bytes") return kind;
+        std::string all;
+        for (auto& token : tokens) all += token + '\n';
+        return text("%s %08x", kind.c_str(), (unsigned)checksum(all.data(), all.size()));
+    }
+
     // the token that two neighbours become, or UINT32_MAX
     uint32_t merged(uint32_t left, uint32_t right) const {
         uint64_t pair = ((uint64_t)left << 32 | right) + 1, mask = merges.size() - 1;

@@ -7,7 +7,7 @@
 //     24  4  vocabulary V: every token is below it
 //     28  4  the end-of-text token
 //     32  8  number of documents
-//     40 16  name of the vocabulary: "bytes" or "bpe", padded with zeros
+//     40 16  name of the vocabulary: "bytes", or "bpe" and a checksum of its tokens, padded with zeros
 //     56  8  checksum of the 56 bytes above
 //     64     n tokens, padded with zeros to a multiple of 8 bytes
 //            a checksum for every 64 KiB of the tokens above; the last one for the remainder
@@ -19,6 +19,13 @@
 #include "../layers/base/file.h"
 
 constexpr size_t token_header_bytes = 64, token_chunk_bytes = 64 << 10;
+
+// whether both names may mean one vocabulary: "bpe" alone, as in files made before names had a checksum, may
+// mean each of them
+inline bool may_be_one_vocabulary(const std::string& a, const std::string& b) {
+    bool both_bpe = a.starts_with("bpe") && b.starts_with("bpe");
+    return a == b || (both_bpe && (a == "bpe" || b == "bpe"));
+}
 
 struct TokenFile;
 inline void open_llmc(TokenFile& f, uint32_t magic);
@@ -32,7 +39,7 @@ struct TokenFile {
     uint64_t count = 0;
     int vocabulary = 0;  // 0: the format does not say
     int end_of_text = -1;
-    std::string kind;            // "bytes", "bpe", or "" where the format does not say
+    std::string vocabulary_name; // as in the header; "" where the format does not say
     size_t checksums = 0;        // offset of the checksums; 0: the format has none
     std::vector<char> chunk;     // the buffer that reads go through
 
@@ -64,7 +71,7 @@ struct TokenFile {
         count = file.read<uint64_t>(16, "count");
         vocabulary = (int)file.read<uint32_t>(24, "vocabulary");
         end_of_text = (int)file.read<uint32_t>(28, "end of text");
-        kind = std::string(header + 40, strnlen(header + 40, 16));
+        vocabulary_name = std::string(header + 40, strnlen(header + 40, 16));
         begin = token_header_bytes;
 
         if (file.read<uint64_t>(56, "a checksum") != checksum(header, 56))

@@ -36,8 +36,8 @@ def good(program, *arguments):
     return done.stdout
 
 
-def refused(says, *arguments):
-    done = run("convert", *arguments)
+def refused(says, *arguments, program="convert"):
+    done = run(program, *arguments)
     check(
         done.returncode == 1 and says in done.stderr, f"{arguments} does not say {says}: {done.stderr[-300:]}"
     )
@@ -254,6 +254,28 @@ def test_tokenizers(work, _tensors):
     sizes = ["--layers", 1, "--hidden", 8, "--heads", 1, "--sequence", 8, "--batch", 1, "--steps", 1]
     words = ["--train", f"{work}/merged.bin", *sizes, "--tokenizer", f"{work}/vocab.bpe"]
     good("train_gpt", *words, "--save", f"{work}/merged")
+    # tokens of another vocabulary of the same size, which would train and score nonsense
+    with open(f"{work}/other.bpe", "w") as f:
+        f.write("#version: 0.2\n" + "".join(f"{c} a\n" for c in "bcd"))
+    other = ["--vocabulary", f"{work}/other.bpe", "--output", f"{work}/other"]
+    good("tokenize", *other, f"{work}/text.txt")
+    with open(f"{work}/own.jsonl", "w") as f:
+        f.write('{"context": "a", "continuations": ["b"]}\n')
+    asked = ["--task", "requests", "--from", f"{work}/own.jsonl", "--vocabulary", f"{work}/other.bpe"]
+    good("tasks", *asked, "--output", f"{work}/other.eval")
+    merged, tokens = f"{work}/merged.bin", f"{work}/other.bin"
+    resumed = ["--resume", f"{work}/merged", "--steps", 2, "--save", "no"]
+    for says, arguments in (
+        ("files of one set must agree", ["--train", merged, tokens, *sizes]),
+        ("is in tokens of vocabulary bpe", [*words, "--validation", tokens]),
+        ("is in tokens of vocabulary bpe", [*resumed, "--train", tokens, "--other-data", "yes"]),
+        ("is in tokens of vocabulary bpe", [*resumed, "--train", merged, "--validation", tokens]),
+        ("is in tokens of vocabulary bpe", [*resumed[:2], "--evaluate", f"{work}/other.eval"]),
+    ):
+        refused(says, *arguments, program="train_gpt")
+    decoded = ["--decode", tokens, "--vocabulary", f"{work}/vocab.bpe"]
+    refused("is in tokens of vocabulary bpe", *decoded, program="tokenize")
+
     export(work, "merged")
     files = ("vocab.json", "merges.txt", "tokenizer_config.json")
     for name, size in (("own", V), ("merged", 260)):

@@ -14,6 +14,7 @@
 #pragma once
 #include "../tasks/evaluation.h"
 #include "../tasks/tasks.h"
+#include "../tokens.h"
 #include "steps.h"
 
 constexpr int key_least = 8, key_most = 13;
@@ -178,12 +179,12 @@ inline void add_questions(Keys& keys, const std::string& from, const std::string
     }
 
     EvalFile e = EvalFile::open(from);
-    if (e.kind != "bytes" && vocabulary == "bytes")
+    if (e.vocabulary_name != "bytes" && vocabulary == "bytes")
         fail("%s: is in tokens of GPT-2's vocabulary: give --vocabulary PATH/vocab.bpe", from.c_str());
-    Vocabulary v = Vocabulary::open(e.kind == "bytes" ? "bytes" : vocabulary);
-    if (e.vocabulary != v.size())
-        fail("%s: has a vocabulary of %d, %s has %d", from.c_str(), e.vocabulary, vocabulary.c_str(),
-             v.size());
+    Vocabulary v = Vocabulary::open(e.vocabulary_name == "bytes" ? "bytes" : vocabulary);
+    if (e.vocabulary != v.size() || !may_be_one_vocabulary(e.vocabulary_name, v.name()))
+        fail("%s: has vocabulary %s of %d, %s is %s of %d: give the one it was made with", from.c_str(),
+             e.vocabulary_name.c_str(), e.vocabulary, vocabulary.c_str(), v.name().c_str(), v.size());
 
     for (auto& d : e.documents) {
         const EvalRequest& r = e.requests[(size_t)d.first];

@@ -128,7 +128,7 @@ inline void write_set(const Settings& settings, const Corpus& encoded, size_t se
     if (validation == 0) unlink((prefix + ".validation.bin").c_str());
 
     auto open = [&](const char* ending) {
-        return std::make_unique<TokenWriter>(prefix + ending, v.kind, v.size(), v.end_of_text);
+        return std::make_unique<TokenWriter>(prefix + ending, v.name(), v.size(), v.end_of_text);
     };
     bool is_split = settings.number("validation") > 0;
     std::unique_ptr<TokenWriter> train = open(is_split ? ".train.bin" : ".bin"), held;

@@ -11,13 +11,13 @@
 struct TokenWriter {
     FileWriter file;
     int width, vocabulary, end_of_text;
-    std::string kind, chunk;
+    std::string vocabulary_name, chunk;
     std::vector<uint64_t> sums;
     uint64_t count = 0, documents = 0;
 
-    TokenWriter(const std::string& path, const std::string& kind, int vocabulary, int end_of_text)
+    TokenWriter(const std::string& path, const std::string& vocabulary_name, int vocabulary, int end_of_text)
         : file(path), width(vocabulary <= 65536 ? 2 : 4), vocabulary(vocabulary), end_of_text(end_of_text),
-            kind(kind) {
+            vocabulary_name(vocabulary_name) {
         std::string blank(token_header_bytes, 0);
         file.write(blank);
         chunk.reserve(token_chunk_bytes);
@@ -60,7 +60,7 @@ struct TokenWriter {
         memcpy(header + 16, &count, 8);
         memcpy(header + 24, vocabulary_words, 8);
         memcpy(header + 32, &documents, 8);
-        memcpy(header + 40, kind.data(), std::min(kind.size(), (size_t)15));
+        memcpy(header + 40, vocabulary_name.data(), std::min(vocabulary_name.size(), (size_t)15));
 
         uint64_t sum = checksum(header, 56);
         memcpy(header + 56, &sum, 8);

@@ -10,7 +10,7 @@
 //     48  8  checksum of everything behind these 64 bytes
 //     56  8  checksum of the 56 bytes above
 //     64     M bytes JSON, filled with blanks to a multiple of 8: {"task", "form", "version", "shots",
-//            "metric": greedy|choice|none, "normalised", "priors", "kind": of the vocabulary,
+//            "metric": greedy|choice|none, "normalised", "priors", "kind": the vocabulary's name,
 //            "from": the file or folder of the documents, "hash": SHA-256 of all requests as Python writes
 //            them, "groups": […]}
 //            D documents of 6 int64: first continuation, how many, the gold one (-1: there is none), two
@@ -37,7 +37,7 @@ struct EvalRequest {
 };
 
 struct EvalFile {
-    std::string path, task, form, metric, kind, from, hash;
+    std::string path, task, form, metric, vocabulary_name, from, hash;
     int version = 0, shots = 0, vocabulary = 0;
     bool normalised = false, priors = false;
     long left_out = 0;  // documents that the model cannot score (scoring.h)
@@ -56,8 +56,9 @@ struct EvalFile {
             "{\"task\": %s, \"form\": %s, \"version\": %d, \"shots\": %d, \"metric\": %s, ",
             json_quote(task).c_str(), json_quote(form).c_str(), version, shots, json_quote(metric).c_str());
         about += text("\"normalised\": %s, \"priors\": %s, \"kind\": %s, \"from\": %s, \"hash\": %s, ",
-                      normalised ? "true" : "false", priors ? "true" : "false", json_quote(kind).c_str(),
-                      json_quote(from).c_str(), json_quote(hash).c_str());
+                      normalised ? "true" : "false", priors ? "true" : "false",
+                      json_quote(vocabulary_name).c_str(), json_quote(from).c_str(),
+                      json_quote(hash).c_str());
         about += text("\"groups\": [%s]}", names.c_str());
         about.resize((about.size() + 7) / 8 * 8, ' ');
 
@@ -136,7 +137,7 @@ private:
         task = word("task");
         form = word("form");
         metric = word("metric");
-        kind = word("kind");
+        vocabulary_name = word("kind");
         hash = word("hash");
         from = word("from");
         version = (int)about.at("version", path).integer(path);

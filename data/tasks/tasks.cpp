@@ -98,7 +98,7 @@ EvalFile describe_task(const TaskForm& task, const Vocabulary& v) {
     e.normalised = task.normalised;
     e.priors = task.prior != nullptr;
     e.vocabulary = v.size();
-    e.kind = v.kind;
+    e.vocabulary_name = v.name();
     return e;
 }
 

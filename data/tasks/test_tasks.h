@@ -12,7 +12,7 @@ EvalFile requests_of(const std::vector<std::vector<std::pair<std::vector<int>, s
     e.path = "a test";
     e.task = "piqa";
     e.metric = "choice";
-    e.kind = "bytes";
+    e.vocabulary_name = "bytes";
     e.hash = "-";
     e.from = "a file";
     e.vocabulary = V;

@@ -3,7 +3,7 @@
 #include <unistd.h>
 #include <iostream>
 #include <iterator>
-#include "../run/same_run.h"
+#include "../run/resolve.h"
 #include "../run/setup.h"
 #include "generate.h"
 #include "scoring.h"
@@ -55,7 +55,8 @@ InferenceJobs open_jobs(const Options& o) {
     return jobs;
 }
 
-void check_tasks(InferenceJobs& jobs, const Options& o) {
+void check_tasks(InferenceJobs& jobs, const Run& run) {
+    const Options& o = run.options;
     std::set<std::string> names;
     for (auto& task : jobs.tasks) {
         if (!names.insert(task_name(task)).second)
@@ -66,6 +67,8 @@ void check_tasks(InferenceJobs& jobs, const Options& o) {
                 "%s: has vocabulary size %d, the model %d: make it again with the model's vocabulary "
                 "(./tasks --vocabulary)",
                 task.path.c_str(), task.vocabulary, o.vocabulary);
+        check_vocabulary_name(task.path, task.vocabulary_name, "the model",
+                              run.vocabulary ? run.vocabulary->name() : "");
         leave_out_long(task, o.sequence, o.long_continuations == "refuse");
     }
 }

@@ -25,7 +25,7 @@ struct InferenceJobs {
 InferenceJobs open_jobs(const Options& o);
 
 // checks them against the model, once its shape is known
-void check_tasks(InferenceJobs& jobs, const Options& o);
+void check_tasks(InferenceJobs& jobs, const Run& run);
 
 std::vector<comm::RankHash> job_hashes(const InferenceJobs& jobs, const Options& o);
 

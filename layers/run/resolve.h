@@ -127,6 +127,26 @@ inline void resume_options(Run& run) {
     take_options(run, Inherit::with_save);
 }
 
+// the tokens of file `path` are of vocabulary `name`, those of `other` of `wanted`; "": it is not known.
+// Another vocabulary of the same size would train, or score, nonsense
+inline void check_vocabulary_name(const std::string& path, const std::string& name, const std::string& other,
+                                  const std::string& wanted) {
+    if (name.empty() || wanted.empty() || may_be_one_vocabulary(name, wanted)) return;
+    fail("%s: is in tokens of vocabulary %s, %s has %s: make it again with the same vocabulary", path.c_str(),
+         name.c_str(), other.c_str(), wanted.c_str());
+}
+
+inline void check_vocabulary_names(const Run& run) {
+    const TokenFile* train = run.train ? &run.train->sets[0].files[0] : nullptr;
+    const TokenFile* validation = run.validation ? &run.validation->files[0] : nullptr;
+    std::string own = run.vocabulary ? run.vocabulary->name() : "";
+    for (auto* file : {train, validation})
+        if (file) check_vocabulary_name(file->path, file->vocabulary_name, "the model", own);
+    if (train && validation)
+        check_vocabulary_name(validation->path, validation->vocabulary_name, train->path,
+                              train->vocabulary_name);
+}
+
 // the vocabulary for text: --tokenizer's, else the checkpoint's, else the one next to the training tokens
 inline void open_vocabulary(Run& run) {
     Options& o = run.options;
@@ -135,8 +155,9 @@ inline void open_vocabulary(Run& run) {
         spec = run.state.tokenizer == "bytes" ? "bytes" : run.checkpoints[0].folder + "/vocab.bpe";
 
     // a token file made by ./tokenize has its vocabulary beside it
-    if (spec.empty() && run.train && run.train->sets[0].files[0].kind == "bytes") spec = "bytes";
-    if (spec.empty() && run.train && run.train->sets[0].files[0].kind == "bpe") {
+    std::string of_train = run.train ? run.train->sets[0].files[0].vocabulary_name : "";
+    if (spec.empty() && of_train == "bytes") spec = "bytes";
+    if (spec.empty() && of_train.starts_with("bpe")) {
         for (const char* ending : {".train.bin", ".bin"}) {
             std::string path = run.train->given[0].files[0];
             if (!path.ends_with(ending)) continue;
@@ -518,6 +539,7 @@ inline void resolve(Run& run, int task_vocabulary) {
     check_parallel(run);
     check_data_vocabulary(run);
     if (o.plan.empty()) open_vocabulary(run);
+    check_vocabulary_names(run);
     resolve_schedule(run);
     if (!o.plan.empty()) return;  // a plan reads and writes no data
 

@@ -31,7 +31,7 @@ static void resolve_and_check(Run& run, InferenceJobs& jobs, Schedules& schedule
 
     run.grid = place_in_grid(comm::world_rank(), comm::world_size(), o.tensor_parallel, o.pipeline_parallel);
     resolve(run, jobs.vocabulary());
-    check_tasks(jobs, o);
+    check_tasks(jobs, run);
     choose_micro_batch(run, memory);
 
     if (run.trains()) schedules = make_schedules(o, run.grid, run.grid.stage, run.state.samples_seen);
