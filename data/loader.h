@@ -3,13 +3,14 @@
 //   A sample is T + 1 tokens, T inputs and their targets, and overlaps the next in its file by one. Several
 //   files are one set; no sample spans two files. An epoch visits every sample once, in a shuffled order that
 //   is computed, not stored: a Feistel network over the samples' numbers, keyed by seed and epoch. So the
-//   position in training is the number of samples consumed (RunState.samples, which checkpoints store).
+//   position in training is the number of samples consumed (RunState.samples_seen, which checkpoints store).
 //   A blend mixes several sets by weight. Sample n comes from the set with the largest
 //   w[i] * max(n, 1) - taken[i], the first on ties: the rule of MT-NLG's training code, which keeps each set
 //   within about one sample of its share (with MT-NLG's weights never more than 1.05). The weights are scaled
-//   to sum to 1. taken[i] counts the samples drawn from set i. It is not stored: a start or a resume counts
-//   from sample 0 again (some 1e7 samples a second). A set is a token file, or several that count as one; how
-//   they are named on the command line: sets.h.
+//   to sum to 1, and the rule is followed in integers: rounding would make it another order on a machine that
+//   multiplies and adds in one instruction. taken[i] counts the samples drawn from set i. It is not stored: a
+//   start or a resume counts from sample 0 again (some 1e7 samples a second). A set is a token file, or
+//   several that count as one; how they are named on the command line: sets.h.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -120,38 +121,39 @@ struct Loader {
 // ---- a blend of sets --------------------------------------------------------------------------------------
 
 struct Mixture {
+    static constexpr int64_t one = 1L << 40;  // a sample, in the units of shares and behind
     std::vector<double> weights;
+    std::vector<int64_t> shares;  // weights[i], in units
+    std::vector<int64_t> behind;  // shares[i] * max(n, 1) - taken[i] samples
     std::vector<uint64_t> taken;
     uint64_t n = 0;  // samples chosen so far
 
-    explicit Mixture(std::vector<double> given) : weights(std::move(given)), taken(weights.size(), 0) {
+    explicit Mixture(std::vector<double> given) : weights(std::move(given)) {
         double sum = 0;
         for (double w : weights) sum += w;
-        for (double& w : weights) w /= sum;
+        for (double& w : weights) shares.push_back(std::llround((w /= sum) * (double)one));
+        start();
+    }
+
+    void start() {
+        n = 0;
+        behind = shares;
+        taken.assign(shares.size(), 0);
     }
 
     // the set of the next sample; taken[set] counts it, over all epochs of the set
     int next() {
-        double at = n > 0 ? (double)n : 1, most = -INFINITY;
-        int best = 0;
-        for (size_t i = 0; i < weights.size(); i++) {
-            double behind = weights[i] * at - (double)taken[i];
-            if (behind > most) {
-                most = behind;
-                best = (int)i;
-            }
-        }
+        for (size_t i = 0; n > 1 && i < shares.size(); i++) behind[i] += shares[i];
+        int set = (int)(std::max_element(behind.begin(), behind.end()) - behind.begin());
+        behind[set] -= one;
         n++;
-        taken[best]++;
-        return best;
+        taken[set]++;
+        return set;
     }
 
     // moves to sample `to`; moving backwards counts from 0 again
     void seek(uint64_t to) {
-        if (to < n) {
-            n = 0;
-            taken.assign(taken.size(), 0);
-        }
+        if (to < n) start();
         while (n < to) next();
     }
 };

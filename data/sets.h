@@ -140,7 +140,7 @@ inline uint64_t fingerprint_of(const Loader& loader) {
 
 // a hash of all that decides which tokens sample n has: the files, and a blend's weights and keys
 inline uint64_t fingerprint_of(const Blend& blend) {
-    uint64_t sum = 0;
+    uint64_t sum = blend.sets.size() > 1 ? Mixture::one : 0;
     for (size_t i = 0; i < blend.sets.size(); i++) {
         sum = sum * 31 + fingerprint_of(blend.sets[i]);
         if (blend.sets.size() > 1)

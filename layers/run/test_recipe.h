@@ -12,15 +12,31 @@ void test_recipe() {
     Mixture mixture(weights), later(weights);
     double drift = 0;
 
+    // the rule, in arithmetic that rounds nothing: the order must be the same in every build
+    bool exact = true;
+    auto follows = [](const Mixture& m) {
+        auto behind = [&](size_t k) {
+            return (__int128)m.shares[k] * (m.n ? m.n : 1) - (__int128)m.taken[k] * Mixture::one;
+        };
+        int best = 0;
+        for (size_t k = 1; k < m.shares.size(); k++) best = behind(k) > behind(best) ? (int)k : best;
+        return best;
+    };
+
     std::vector<SetChoice> tail;
     for (int i = 0; i < 1000000; i++) {
-        int set = mixture.next();
+        int expected = follows(mixture), set = mixture.next();
+        exact = exact && set == expected;
         if (i >= 777777 && i < 778777) tail.push_back({set, mixture.taken[set]});
         for (size_t k = 0; k < weights.size(); k++)
             drift =
                 std::max(drift, std::abs(mixture.weights[k] * (double)mixture.n - (double)mixture.taken[k]));
     }
 
+    check(exact, "the set of each of 1e6 samples is the exact rule's");
+    uint64_t shares = checksum(mixture.shares.data(), mixture.shares.size() * sizeof(int64_t));
+    check(shares == 0x7baf7f07300be3f2,
+          text("MT-NLG's weights in integers: %016llx", (unsigned long long)shares));
     check(drift < 1.05, text("the largest drift of a set in 1e6 samples: %.4f", drift));
     double last = 0;
     for (size_t k = 0; k < weights.size(); k++)
