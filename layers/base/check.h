@@ -11,6 +11,9 @@
 struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
+struct Damaged : Error {  // a file is too short, or its checksum differs: reading it again would not help
+    using Error::Error;
+};
 
 __attribute__((format(printf, 1, 0))) inline std::string vtext(const char* format, va_list arguments) {
     va_list again;

@@ -45,8 +45,8 @@ struct InputFile {
             if (some < 0)
                 fail("%s: cannot be read at offset %zu: %s", path.c_str(), offset + done, strerror(errno));
             if (some == 0)
-                fail("%s: truncated: has %zu bytes, expected %zu for %s at offset %zu", path.c_str(),
-                     offset + done, n, what, offset);
+                throw Damaged(text("%s: truncated: has %zu bytes, expected %zu for %s at offset %zu",
+                                   path.c_str(), offset + done, n, what, offset));
             done += (size_t)some;
         }
     }

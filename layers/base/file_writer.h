@@ -96,8 +96,9 @@ struct FileWriter {
             ssize_t n = pwrite(fd, p, std::min(bytes, (size_t)1 << 30), (off_t)offset);
             if (n < 0 && errno == EINTR) continue;
             if (n <= 0)
-                fail("%s: cannot be written at offset %zu: %s; the previous file is unchanged",
-                     path.c_str(), offset, strerror(n < 0 ? errno : ENOSPC));
+                fail("%s: cannot be written at offset %zu: %s%s", path.c_str(), offset,
+                     strerror(n < 0 ? errno : ENOSPC),
+                     access(path.c_str(), F_OK) == 0 ? "; the previous file is unchanged" : "");
             p += n;
             bytes -= (size_t)n;
             offset += (size_t)n;

@@ -19,8 +19,8 @@ struct FileBytes {  // all bytes of a file
     // the bytes [offset, offset + n), or an Error that names what was wanted
     const char* range(size_t offset, size_t n, const char* what) const {
         if (offset > size || n > size - offset)
-            fail("%s: truncated: has %zu bytes, expected %zu for %s at offset %zu", path.c_str(), size, n,
-                 what, offset);
+            throw Damaged(::text("%s: truncated: has %zu bytes, expected %zu for %s at offset %zu",
+                                 path.c_str(), size, n, what, offset));
         return data + offset;
     }
 

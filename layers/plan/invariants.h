@@ -3,8 +3,8 @@
 //   what must hold                                             ensured by                 checked by
 //   A gradient is set where the step first touches it, from    LayerContext.accumulate    touch_gradient
 //   then on only added to.
-//   Each micro-batch makes each gradient once (wte's: logits   block.h: list of biases    touch_gradient,
-//   and lookups).                                                                         complete
+//   Each micro-batch makes each gradient once (wte's twice:    block.h: list of biases    touch_gradient,
+//   from the lookups and, in chunks of rows, the logits).                                 complete
 //   A bucket's reduction starts when all its gradients are     begin_reduction, stage.h   complete,
 //   complete; then nothing adds to them.                                                  touch_gradient
 //   Scratch is written before it is read, in the same layer    block.h: table of scratch  use_scratch
@@ -41,6 +41,7 @@ class StepInvariants : public Listener {
     Model& model;
     int micro_batches;                         // of the step
     std::vector<std::set<int>> made;           // for each parameter, by which micro-batches
+    std::set<int> made_by_lookups;             // wte's, to which made[wte] adds the logits'
     std::set<const void*> touched;             // gradients, in this step
     std::set<int> reduced;                     // buckets
     std::vector<Range> scratch;
@@ -78,18 +79,24 @@ class StepInvariants : public Listener {
         if (!is_first && t.use == Tensor::Written) broken(a, "sets %s's gradient again", name);
         if (reduced.count(parameter.bucket))
             broken(a, "adds to %s's gradient, which is being reduced", name);
-        bool is_new = made[i].insert(a.place.micro_batch).second;
-        if (!is_new && i != model.table.wte) broken(a, "makes %s's gradient twice", name);
+        bool looks_up = !strcmp(a.name, EmbeddingBackward::name);
+        bool by_logits = !strcmp(a.name, LinearBackward::name);
+        if (i == model.table.wte && !looks_up && !by_logits) return;  // cleared, or its two sums added
+        bool is_new = (looks_up ? made_by_lookups : made[i]).insert(a.place.micro_batch).second;
+        bool comes_in_chunks = i == model.table.wte && by_logits;
+        if (!is_new && !comes_in_chunks) broken(a, "makes %s's gradient twice", name);
     }
 
     // every gradient of this rank, or of one of its buckets
     void complete(const Activity& a, int bucket = -1) const {
-        for (size_t i = 0; i < made.size(); i++) {
-            const Parameter& p = model.table.list[i];
-            if ((bucket < 0 || p.bucket == bucket) && (int)made[i].size() != micro_batches)
-                broken(a, "%s's gradient has come from %zu of %d micro-batches", p.name.c_str(),
-                       made[i].size(), micro_batches);
-        }
+        auto all = [&](const Parameter& p, const std::set<int>& by) {
+            if ((bucket < 0 || p.bucket == bucket) && (int)by.size() != micro_batches)
+                broken(a, "%s's gradient has come from %zu of %d micro-batches", p.name.c_str(), by.size(),
+                       micro_batches);
+        };
+        for (int i = 0; i < (int)made.size(); i++)
+            if (i != model.table.wte || model.grid.is_last_stage()) all(model.table.list[i], made[i]);
+        if (model.grid.is_first_stage()) all(model.table.list[model.table.wte], made_by_lookups);
     }
 
     void read_weight(const Activity& a, const Tensor& t) const {

@@ -39,6 +39,8 @@ inline void check_plan_options(Options& o) {
     if ((long)o.tensor_parallel * o.pipeline_parallel > 1 << 24)
         fail("--tensor-parallel %d x --pipeline-parallel %d: at most %d ranks can be planned",
              o.tensor_parallel, o.pipeline_parallel, 1 << 24);
+    if (o.world_size > 1 << 24)
+        fail("--world-size %d: at most %d ranks can be planned", o.world_size, 1 << 24);
     if (!o.world_size) o.world_size = std::max(comm::world_size(), o.tensor_parallel * o.pipeline_parallel);
 }
 

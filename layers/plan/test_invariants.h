@@ -76,6 +76,22 @@ void test_invariants() {
             for (auto& t : a.tensors)
                 if (!strcmp(t.name, "dw")) t.data = model.gradient(model.table.blocks + LN2_W);
     });
+    auto without = [&](const char* operation, const char* tensor) {
+        return [=](Activity& a) {
+            if (is(a, operation, 1, -1))
+                std::erase_if(a.tensors, [&](const Tensor& t) { return !strcmp(t.name, tensor); });
+        };
+    };
+    finds("the lookups' part of wte's gradient is left out",
+          "wte.weight's gradient has come from 1 of 2", without("embedding_backward", "dwte"));
+    finds("the logits' part is left out", "wte.weight's gradient has come from 1 of 2",
+          without("linear_backward", "dw"));
+    finds("the lookups' part is made twice", "makes wte.weight's gradient twice", [&](Activity& a) {
+        if (is(a, "position_backward", 1, -1)) {
+            a.name = "embedding_backward";
+            a.tensors = {updates("dwte", model.gradient(model.table.wte), 20, 16)};
+        }
+    });
     finds("scratch outlives its layer",
           "reads scratch 'mlp_or_qkv', which nothing has written for it", [&](Activity& a) {
         if (is(a, "linear_of_gelu_backward", 0, 1))

@@ -175,7 +175,7 @@ struct Checkpoint {
             fail("%s: is not a checkpoint of this program", name.c_str());
         check_version(index, name);
         if (end == std::string_view::npos || parse_sum(index, name) != checksum(file.data, end))
-            fail("%s: damaged: its checksum differs", name.c_str());
+            throw Damaged(text("%s: damaged: its checksum differs", name.c_str()));
 
         auto number = [&](const Json& object, const char* key, int64_t least, int64_t most) {
             int64_t value = object.at(key, name).integer(name);
@@ -201,7 +201,7 @@ struct Checkpoint {
         if (state.tokenizer == "bpe") {
             WholeFile vocabulary(folder + "/vocab.bpe");
             if (checksum(vocabulary.data, vocabulary.size) != state.vocabulary_sum)
-                fail("%s: damaged: its checksum differs", vocabulary.path.c_str());
+                throw Damaged(text("%s: damaged: its checksum differs", vocabulary.path.c_str()));
         }
 
         if (const Json* choices = index.find("choices"))
@@ -296,13 +296,14 @@ struct Checkpoint {
         const std::string& name = f.table;
         WholeFile file(name);
         if (checksum(file.data, file.size) != f.table_sum)
-            fail("%s: damaged: its checksum differs", name.c_str());
+            throw Damaged(text("%s: damaged: its checksum differs", name.c_str()));
 
         std::error_code missing;
         size_t bytes = std::filesystem::file_size(f.data, missing);
         if (missing) fail("%s: cannot be read: %s", f.data.c_str(), missing.message().c_str());
         if (bytes != f.bytes)
-            fail("%s: truncated: expected %zu bytes", f.data.c_str(), f.bytes);
+            throw Damaged(text("%s: truncated or damaged: has %zu bytes, expected %zu", f.data.c_str(), bytes,
+                               f.bytes));
 
         Json table = Json::parse(file.view(), name);
         for (auto& p : table.at("pieces", name).items) {
@@ -420,8 +421,8 @@ struct Checkpoint {
         data.resize(piece.bytes);
         file.read(data.data(), piece.offset, piece.bytes, tensor.c_str());
         if (checksum(data.data(), data.size()) != piece.sum)
-            fail("%s: damaged between offsets %zu and %zu: its checksum differs", piece.file.c_str(),
-                 piece.offset, piece.offset + piece.bytes);
+            throw Damaged(text("%s: damaged between offsets %zu and %zu: its checksum differs",
+                               piece.file.c_str(), piece.offset, piece.offset + piece.bytes));
     }
 
     // contiguous runs that a piece shares with values [first, last) of this rank's shard:

@@ -239,25 +239,26 @@ inline void resolve_batch(Run& run) {
 // the run's last step, by --steps and --until-tokens: counted step by step, because the batch size may grow
 inline void resolve_last_step(Run& run) {
     Options& o = run.options;
-    if (!o.has("steps")) o.steps = o.until_tokens ? std::numeric_limits<int>::max() : 1000;
+    long most = o.has("steps") ? o.steps : o.until_tokens ? std::numeric_limits<int>::max() : 1000;
     uint64_t samples = run.state.samples_seen, T = (uint64_t)o.sequence;
     run.last_step = run.state.step;
     uint64_t enough = o.until_tokens ? (uint64_t)o.until_tokens : std::numeric_limits<uint64_t>::max();
     uint64_t tokens = run.state.tokens_seen;  // not samples * T: --on-spike back skips samples
 
-    for (; run.last_step < o.steps && tokens < enough; run.last_step++) {
+    for (; run.last_step < most && tokens < enough; run.last_step++) {
         int B = batch_after(o, samples);
         samples += B;
         tokens += B * T;
         if (B == o.batch) {  // from here on all steps are alike
             uint64_t left = enough > tokens ? (enough - tokens + B * T - 1) / (B * T) : 0;
-            left = std::min(left, (uint64_t)(o.steps - run.last_step - 1));
+            left = std::min(left, (uint64_t)(most - run.last_step - 1));
             run.last_step += (long)left;
             samples += left * B;
             tokens += left * B * T;
         }
     }
     run.last_tokens = tokens;
+    if (!o.has("steps")) o.steps = run.last_step;
 }
 
 // defaults, in tokens: decay over --until-tokens or else the whole run, warm-up over 1 % of the decay

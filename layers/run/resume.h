@@ -66,10 +66,14 @@ inline void load_checkpoint(const Checkpoint& c, Model& model, Optimizer* optimi
 inline void set_aside_newer(const std::string& dir, long before) {
     for (auto& name : list_checkpoints(dir)) {
         if (step_of(name) < before) continue;
-        std::error_code ignored;
-        std::string aside = dir + "/diverged-" + name;
+        std::error_code ignored, failed;
+        std::string from = dir + "/" + name, aside = dir + "/diverged-" + name;
         std::filesystem::remove_all(aside, ignored);
-        std::filesystem::rename(dir + "/" + name, aside, ignored);
+        std::filesystem::rename(from, aside, failed);
+        if (!failed) printf("set aside %s, as %s\n", from.c_str(), aside.c_str());
+        else
+            fprintf(stderr, "%s: cannot be renamed: %s: the next start would resume from it: remove it\n",
+                    from.c_str(), failed.message().c_str());
     }
 }
 

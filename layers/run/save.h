@@ -161,26 +161,23 @@ inline bool verify_older(const std::string& dir, long step, long keep, const com
         if (keep <= 1) return all_known;
 
         std::string folder = dir + "/" + name;
+        auto is_gone = [&] { return access((folder + "/index.json").c_str(), F_OK) != 0; };
         if (std::filesystem::is_symlink(folder) || access((folder + "/DAMAGED").c_str(), F_OK) == 0) continue;
         try {
             Checkpoint c(folder);
             for (size_t i = world.rank; i < c.files.size(); i += world.size) c.verify_file(i);
             keep--;
-        } catch (const std::exception& e) {
-            bool is_gone = access((folder + "/index.json").c_str(), F_OK) != 0;
-            // what cannot be read right now may still be intact
-            if (!strstr(e.what(), "damaged") && !strstr(e.what(), "truncated")) {
-                if (is_gone) continue;
-                all_known = false;
-                fprintf(stderr, "checkpoint %s cannot be read, so no older one is removed: %s\n",
-                        folder.c_str(), e.what());
-                continue;
-            }
+        } catch (const Damaged& e) {
             fprintf(stderr, "checkpoint %s is damaged, and is not counted: %s\n", folder.c_str(), e.what());
-            if (is_gone) continue;
+            if (is_gone()) continue;
             FILE* mark = fopen((folder + "/DAMAGED").c_str(), "w");
             if (mark) fprintf(mark, "%s\n", e.what());
             if (!mark || fclose(mark) != 0) all_known = false;
+        } catch (const std::exception& e) {  // what cannot be read right now may still be intact
+            if (is_gone()) continue;
+            all_known = false;
+            fprintf(stderr, "checkpoint %s cannot be read, so no older one is removed: %s\n", folder.c_str(),
+                    e.what());
         }
     }
     return all_known;
@@ -433,8 +430,10 @@ private:
                     failed, folder().c_str(), error.c_str());
         else if (is_mine)
             fprintf(stderr, "[rank %d] checkpoint %s was not saved: %s; older checkpoints are untouched; "
-                    "failure %d of %ld, another attempt in %.0f s: free space, or repair the file system\n",
-                    failed, folder().c_str(), error.c_str(), failures, run.options.save_attempts, pause);
+                    "failure %d of %ld%s: free space, or repair the file system\n",
+                    failed, folder().c_str(), error.c_str(), failures, run.options.save_attempts,
+                    failures < run.options.save_attempts ? text(", another attempt in %.0f s", pause).c_str()
+                                                         : ", the run ends");
         error.clear();
         not_before = seconds() + pause;
 

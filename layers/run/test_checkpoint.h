@@ -208,4 +208,18 @@ void test_checkpoint() {
     check(one.has(p, 0) && !one.has(p, 1) && !one.has(trial.model.table.list[0], 0), "what it has");
     patch(keeps + "/step-00000006/vocab.bpe", 15, "x");
     refuses("vocab.bpe: damaged", [&] { Checkpoint damaged(keeps + "/step-00000006"); });
+
+    // what cannot be read at the moment is not marked, whatever words are in its path; what is damaged is
+    std::string apart = scratch_folder + "/damaged-or-truncated", one_of = apart + "/step-00000006";
+    std::string values_file = one_of + "/rank-00000.bin", mark = one_of + "/DAMAGED";
+    fs::remove(keeps + "/step-00000006/vocab.bpe");
+    write_file(keeps + "/step-00000006/vocab.bpe", v.source);
+    fs::create_directories(apart);
+    fs::copy(keeps + "/step-00000006", one_of);
+    fs::rename(values_file, values_file + ".away");
+    check(!verify_older(apart, 7, 2, Grid{}.world) && !fs::exists(mark), "unreadable, it is not marked");
+    fs::rename(values_file + ".away", values_file);
+    check(verify_older(apart, 7, 2, Grid{}.world) && !fs::exists(mark), "nor intact");
+    fs::resize_file(values_file, fs::file_size(values_file) - 1);
+    check(verify_older(apart, 7, 2, Grid{}.world) && fs::exists(mark), "but truncated");
 }
