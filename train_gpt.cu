@@ -28,8 +28,9 @@ void compute_gradients(Model& model, const Trainer& trainer, const StepSamples& 
     }
 }
 
-// One optimizer step over a global batch: load, forward, loss, backward, reduce, update. The host waits for
-// results only at the end: the gradient norm, the checks of kernels and state, the next samples, the losses.
+// One optimizer step over a global batch: load, forward, loss, backward, reduce (begun within backward),
+// update. The host waits for results only at the end: the gradient norm, the checks of kernels and state, the
+// next samples, the losses.
 StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     Model& model = *trainer.model;
     Optimizer& optimizer = *trainer.optimizer;
@@ -39,7 +40,8 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     // read into one of two host buffers while the previous step computed from the other
     const StepSamples& samples = take_samples(trainer);
     double tokens = (double)samples.batch * model.shape.T, counted = samples.counted_tokens();
-    real dloss = (real)(1 / counted);  // the step's loss is the mean over the tokens that count
+    // the step's loss is the mean over the tokens that count: gradients are summed, and never divided
+    real dloss = (real)(1 / counted);
     prefetch_samples(run, trainer, samples.first + samples.batch);
 
     result.learning_rate = scheduled_rate(o, (double)run.state.tokens_seen + tokens);
@@ -56,7 +58,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     };
     enqueue_step(run, trainer, samples.batch, gradients, update);  // or launches an earlier step's capture
 
-    // the host's first wait (over several ranks also in MPI calls and after_operation): for the whole step
+    // the host's first wait (over several ranks also in MPI calls, or if it is far ahead): for the whole step
     UpdateDecision decision;
     copy_to_host(&decision, optimizer.decision, sizeof decision, model.stream);
     result.norm = decision.norm;

@@ -7,7 +7,7 @@
 //     order of forwards: groups of g micro-batches; a group passes through one chunk after the other, in each
 //     chunk one micro-batch after the other. Order of backwards: the same with the chunks reversed. v > 1
 //     requires p <= g <= m, and m a multiple of g or m mod g >= p (arXiv 2104.04473; g is Megatron-LM's
-//     microbatch_group_size_per_vp_stage).
+//     microbatch_group_size_per_vp_stage; check_pipeline, run/schedules.h).
 //   Messages are exchanged between computations. The exchange before computation k sends the output of k - 1
 //   and receives the input of k + 1, one computation ahead: at most one send, then one receive. Both
 //   are posted before either is awaited, and each direction has its own communicator and stream (Link,

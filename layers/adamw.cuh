@@ -107,7 +107,7 @@ struct HyperParameters {
     real rate, beta1, beta2, epsilon, decay;
     real correction1, correction2;  // 1 - beta1^step, 1 - beta2^step
     uint32_t step = 1;
-    double norm_limit = INFINITY, loss_limit = INFINITY;  // beyond either, the update is skipped
+    double norm_limit = INFINITY, loss_limit = INFINITY;  // of the norm, and of the sum of the step's losses
     double clip = 0;                                      // largest gradient norm; 0: no clipping
 
     HOST_DEVICE real update(real w, real& m, real& v, real g, bool decaying) const {

@@ -77,11 +77,13 @@ struct AttentionBackward {
 
 struct FlashScratch {
     real* query_terms;  // for each query: lse in base 2, and delta (FlashBackward)
-    real* dq;           // summed in turns: the first stores, the last writes dqkv; so it is never cleared
+    real* dq;  // summed in turns: the first block stores its part, the last writes dqkv; so never cleared
     // [0]: blocks that have started; from [1] on: whose turn it is to add to dq, for each tile of queries, or
     // on sm_90a for each half of a tile
     int* turns;
-    real* column_sums;  // (B, ceil(T / 128), NH, 3, HS): dk's and dv's over 128 keys each; dq's all in [0]
+    // sm_90a: (B, ceil(T / 128), NH, 3, HS): sums over 128 keys of dk and dv; of dq, which the block of the
+    // first keys completes, over all queries in the first of these rows, and 0 in the others
+    real* column_sums;
 };
 inline long flash_query_terms(int B, int NH, int T) { return 2L * B * NH * T; }
 // rounded up to whole tiles of queries: rows beyond the sequence receive only zeros, and are not used

@@ -3,12 +3,12 @@
 //   steps, between which the ranks reduce N and 2 N values, never logits:
 //     1. largest[n] = max of this rank's logits                                 then MAX over the ranks
 //     2. exp_sums[0][n] = sum of exp(logit - largest), [1][n] = target's logit  then SUM over the ranks
-//     3. losses[n] += log(exp_sums[0]) + largest - exp_sums[1]; the logits become (softmax - onehot) * dloss
+//     3. losses[n] = log(exp_sums[0]) + largest - exp_sums[1]; the logits become (softmax - onehot) * dloss
 //   logits (N, v.size): the first v.valid columns belong to tokens v.first, v.first + 1, … Either the whole
 //   vocabulary, (N, Vp) with V valid columns, or a tensor-parallel rank's shard.
 //   targets (N) int; largest, losses (N), exp_sums (2, N) real. dlogits is 0 beyond the valid columns, except
-//   in a row whose loss is not finite. A row with a negative target is ignored: it adds no loss, and its
-//   gradient is 0 (--loss-on answers).
+//   in a row whose loss is not finite. A row with a negative target is ignored: its loss stays 0, as
+//   clear_losses left it, and its gradient is 0 (--loss-on answers).
 //   is_greedy (N), if given, is set to 1 where no logit is larger than the target's, else to 0.
 //   kept:  nothing (the gradient overwrites the logits)
 //   communicates: nothing here (model/vocabulary.h makes the calls between the steps)
@@ -135,7 +135,7 @@ void CrossEntropyFinish::ref(Stream) const {
         floatX* row = logits + (long)n * v.size;
         bool counts = targets[n] >= 0;
         real log_sum = largest[n] + std::log(exp_sums[n]), scale = counts ? dloss : 0;
-        if (counts) losses[n] += log_sum - exp_sums[N + n];
+        if (counts) losses[n] = log_sum - exp_sums[N + n];
         if (is_greedy) is_greedy[n] = counts && exp_sums[N + n] >= largest[n];
 
         if (!want_gradient) continue;
@@ -229,7 +229,7 @@ __global__ void cross_entropy_finish_kernel(real* losses, real* is_greedy, float
     bool counts = targets[n] >= 0;
     floatX* row = logits + (long)n * v.size;
     real log_sum = counts ? largest[n] + log(exp_sums[n]) : INFINITY;  // makes all gradients 0
-    if (threadIdx.x == 0 && counts) losses[n] += log_sum - exp_sums[N + n];
+    if (threadIdx.x == 0 && counts) losses[n] = log_sum - exp_sums[N + n];
     if (threadIdx.x == 0 && is_greedy) is_greedy[n] = counts && exp_sums[N + n] >= largest[n];
     if (!want_gradient) return;
     each_vector(row, v, [&](const Vec<floatX>& x, int c) {
@@ -266,7 +266,7 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
 
     // 3. the loss, and the gradient in the logits' place; INFINITY makes all gradients 0
     real log_sum = counts ? most + log(sum) : INFINITY, target = counts ? real(kept[column]) : 0;
-    if (threadIdx.x == 0 && counts) losses[n] += log_sum - target;
+    if (threadIdx.x == 0 && counts) losses[n] = log_sum - target;
     if (threadIdx.x == 0 && is_greedy) is_greedy[n] = counts && target >= most;
     if (!want_gradient) return;
 

@@ -5,7 +5,7 @@
 //   backward: sets dx; sets dw or, with `accumulate`, adds to it in the GEMM itself. db is computed where
 //             dy is (list in model/block.h): for the layer before GELU here, where GELU's slope is applied.
 //   gpu: GELU, and a bias beside a residual, are in a GEMM's epilogue or a kernel of their own, whichever is
-//   faster: fuses(), fast/cublaslt.h. With --fp8 linear layers are other operations: fast/fp8_linear.h
+//   faster: fuses(), base/gemm.h. With --fp8 linear layers are other operations: fast/fp8_linear.h
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
 //                            flops, reads and writes once: memory bound
 #pragma once

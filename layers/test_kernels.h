@@ -276,7 +276,7 @@ void kernels_fp8() {
     check(fp8_scale(448, 448).scale == 1 && fp8_scale(449, 448).scale == 0.5 &&
               fp8_scale(3, 448).scale == 128 &&
               fp8_scale(1e-44f, 448).scale == fp8_scale(1e-30f, 448).scale && fp8_scale(0, 448).scale == 1 &&
-              fp8_scale(INFINITY, 448).scale == 1 && fp8_scale(3.2e38f, 448).scale < 1e-30f,
+              std::isnan(fp8_scale(INFINITY, 448).scale) && fp8_scale(3.2e38f, 448).scale < 1e-30f,
           "scales are powers of two");
 
     for (auto [N, C] : {std::pair{16, 16}, {48, 80}, {1008, 144}, {64, 256}}) {
@@ -297,6 +297,17 @@ void kernels_fp8() {
         ref::fp8_round((e5m2*)q.ref(), (e5m2*)q_t.ref(), scale.ref(), x.ref(), N, C, nullptr);
         gpu::fp8_round((e5m2*)q.device, (e5m2*)q_t.device, scale.device, x.device, N, C, nullptr);
         check(q.back() == q.host && q_t.back() == q_t.host, "rounded to e5m2, and transposed" + size);
+
+        // an infinity must not become a number: all are NaN then
+        std::vector<floatX> infinite(N * C, floatX(1));
+        infinite[N * C / 2] = floatX(-INFINITY);
+        X bad(infinite);
+        gpu::fp8_find_scale(on_device, bad.device, N * C, nullptr);
+        gpu::fp8_round((e5m2*)q.device, (e5m2*)q_t.device, scale.device, bad.device, N, C, nullptr);
+        std::vector<uint8_t> bits = q.back(), bits_t = q_t.back();
+        auto is_nan = [](uint8_t each) { return std::isnan((float)std::bit_cast<e5m2>(each)); };
+        check(std::all_of(bits.begin(), bits.end(), is_nan) &&
+                  std::all_of(bits_t.begin(), bits_t.end(), is_nan), "an infinity" + size);
 
         // the largest value stands last, and what GELU makes of it decides
         std::vector<floatX> ups = random_values<floatX>(N * C, 7), dys = random_values<floatX>(N * C, 8);

@@ -269,6 +269,8 @@ def main():
     included = sum(sizes[f] for f in compiled)
     if included > MOST_INCLUDED:
         complain(f"train_gpt.cu includes {included} lines, at most {MOST_INCLUDED}")
+    if "--book" in sys.argv:
+        print("\n".join(f"{sizes[name]:6}  {name}" for name in book))
     print(
         f"the book: {len(book)} files, {lines} lines, {len(SEAMS)} seams; train_gpt.cu includes"
         f" {len(compiled) - 1} files, {included} lines in all; everything:"

@@ -1,7 +1,7 @@
 // cublaslt.h   gpu::gemm: a GEMM by cuBLASLt or, in emulation, its stand-in (cublaslt_on_cpu.h)
 //   cuBLASLt is column-major: it is asked for out^T (n, m) = op(b)^T op(a)^T.
-//   The fastest of its algorithms is used (gemm_choice.h): only of those that are deterministic and keep
-//   partial sums in fp32.
+//   The fastest of its algorithms is used (gemm_choice.h), of those that are deterministic: they reduce the
+//   parts of a split sum in the type that they compute in, and in a fixed order.
 #pragma once
 #include <map>
 #include <string>

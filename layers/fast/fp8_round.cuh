@@ -1,7 +1,7 @@
 // fp8_round.cuh   tensors of the linear layers in fp8, for --fp8 (Micikevicius et al., 2022)
 //   x and w are rounded to e4m3, dy to e5m2. Each tensor is scaled by the largest power of two that keeps its
 //   largest value within the format's range ("current scaling": nothing is kept from step to step). NaN stays
-//   NaN, infinities saturate.
+//   NaN; with an infinity all values become NaN, so that loss or norm shows it.
 //   kept:  w in fp8, also transposed, rounded once a pass over the micro-batches (2 bytes a weight); of x its
 //          transposed copy and scale, so that backward does not read x itself. GELU's output is only made in
 //          fp8: its input is read instead
@@ -19,9 +19,9 @@ struct WantedScale {
     float format_largest = 0;
 };
 
-// the power of two that a tensor is scaled by; 1 if its largest value is 0 or not finite
+// the power of two that a tensor is scaled by; 1 if its largest value is 0, NaN if it is infinite
 HOST_DEVICE inline Fp8Scale fp8_scale(float largest, float format_largest) {
-    float scale = 1;
+    float scale = largest < INFINITY ? 1 : NAN;
     if (largest > 0 && largest < INFINITY) {
         if (largest < 1e-30f) largest = 1e-30f;  // so that the quotient is finite
         int e;

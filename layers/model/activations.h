@@ -21,7 +21,7 @@ enum class Recompute {
     Light,  // outputs of layer norms and GELU: cheap to recompute, and 6 C of the 16 C values kept per token
             // and layer (t = 1). Results are bitwise the same, unless GELU was computed in a GEMM's epilogue:
             // then they are the same up to rounding. With --fp8 nothing is left to recompute
-    Full,   // everything but the block's input
+    Full,   // everything but the block's input; results are bitwise the same
 };
 
 // sizes and features of a model instance; setup_of() in run/setup.h derives them from the options
@@ -41,7 +41,7 @@ struct Setup {
     bool fp8_lm_head = false;     // with fp8: the logits' as well
     bool bf16_moments = false;    // AdamW's moments are bf16; otherwise real
     bool master_weights = true;   // false: the bf16 parameters are the only copy of the weights
-    bool several_micro_batches = false;  // some step has more than one: gradients are accumulated
+    bool several_micro_batches = false;  // some step has more than one (see sums_wte_apart())
     bool loss_in_backward = false;  // forward keeps no logits: backward computes logits and loss itself
     int micro_batches = 1;        // most in a step or a round of evaluation; each has its tokens and losses
     int logit_rows_held = 0;      // rows of logits held at once; 0: all
@@ -86,7 +86,7 @@ struct BlockActivations {
     NormStats ln1_stats, ln2_stats;   // (N_r) each
     // ln1, ln2 and act alone are shared by all blocks: backward recomputes them (light recomputation) or does
     // not need them (--fp8). With full recomputation all but x is shared, and this is false
-    bool shares = false;
+    bool shares_outputs = false;
     // --fp8: the linear layers' inputs ln1, o, ln2 and act in 8 bits, for backward
     Fp8Inputs qkv_fp8, out_fp8, up_fp8, down_fp8;
 };
@@ -144,6 +144,7 @@ struct MicroBatch {
 
 // ---- scratch: within one layer's or block's forward or backward ------------------------------------------
 
+// one for all layers and the LM head, which use it in the order of one stream
 struct Scratch {
     // (N, C): in forward, with t > 1 or --fp8, the output of a branch's last GEMM, and with sequence
     // parallelism the looked-up rows of wte, in packed batches the LM head's rows; in backward the gradients

@@ -106,7 +106,7 @@ inline void down_forward(floatX* y, const BlockActivations& a, const floatX* con
 
 // whether backward recomputes what all blocks share: ln1, ln2 and act
 inline bool recomputes_shared(const BlockActivations& a, const LayerContext& ctx) {
-    return a.shares && !ctx.fp8;
+    return a.shares_outputs && !ctx.fp8;
 }
 
 // a linear layer's input x (N_r, C), gathered over the tensor-parallel ranks for its backward; with --fp8
@@ -130,6 +130,7 @@ inline const floatX* gathered_input(const LayerContext& ctx, const floatX* x, in
 //   mlp_or_qkv   d_up         d_up                               d_qkv    d_qkv
 //   unreduced                 gradient of ln2             d_o    d_o      gradient of ln1
 //   reduced                   its sum over t       read                   its sum over t       read
+// Steps with a column sum use `columns`, step 3 also attention's scratch, each within one operation
 
 // Steps 8 to 5: dx, the gradient of y, becomes that of mid
 inline void mlp_backward(floatX* dx, real* const* g, const BlockActivations& a, const floatX* const* w,

@@ -21,7 +21,8 @@
 
 // ---- options ---------------------------------------------------------------------------------------------
 
-// AdamW's hyper-parameters, and the learning rate's schedule; -1: set by the run's length (run/resolve.h)
+// AdamW's hyper-parameters, and the learning rate's schedule: the base of Options (run/run.h). -1, and a peak
+// of 0: set by the run's length and the model's preset (run/resolve.h)
 struct OptimizerOptions {
     double learning_rate = 0, min_learning_rate = -1;  // the peak; at the end of the decay
     long warmup_tokens = -1, decay_tokens = -1;
@@ -93,8 +94,9 @@ struct Optimizer {
         host_free(next_hyper);
     }
 
-    // Sets the hyper-parameters of the next step to be enqueued; steps count from 1. The device skips the
-    // update if the norm before clipping or the sum of losses is not finite or exceeds its limit
+    // Sets the hyper-parameters of the next step to be enqueued; steps count from 1. The previous step has
+    // ended by then, as the host has waited for its decision. The device skips the update if the norm before
+    // clipping or the sum of losses is not finite or exceeds its limit
     void set_hyper_parameters(const OptimizerOptions& options, double rate, long step,
                               double norm_limit = INFINITY, double loss_limit = INFINITY) {
         *next_hyper = {(real)rate, (real)options.beta1, (real)options.beta2, (real)options.epsilon,
@@ -142,7 +144,8 @@ inline void complete_gradients(Model& model) {
     bool partial = model.tp.sequence_parallel;
     int shards = model.table.layout.optimizer_shards;
     if (partial) reduce_replicated(model, grid.tp, comm::Op::Sum);
-    // An all-reduce gives all ranks of its group the same bits (MPI's and NCCL's do). Copies that different
+    // An all-reduce gives all ranks of its group the same bits (NCCL's, Open MPI's and MPICH's do, although
+    // MPI does not promise it; --check-every would notice). Copies that different
     // groups have summed, over d or t, may differ: NCCL's order may differ from group to group, and with it a
     // sum of more than two terms. So all take the largest of the copies
     if (!partial && grid.t > 1 && grid.d > 2) reduce_replicated(model, grid.tp, comm::Op::Max);

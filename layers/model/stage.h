@@ -30,10 +30,10 @@ struct Model {
     Fp8Weights fp8 = {};  // with --fp8: 8-bit copies of the blocks' matrices; with --fp8-lm-head, of wte too
     // wte's gradient has two parts, as wte is the embedding and the LM head. This receives the logits' part:
     //   p = 1, one micro-batch in each step of the run: gradient(wte), to which the lookups' part is added
-    //   p = 1 otherwise: a buffer of its own. The first micro-batch sets it; after the last it is added to
-    //     gradient(wte), until then the lookups' part alone: a sum of two sums, as in a pipeline, where two
-    //     stages compute them. So a pipeline's steps are the same bits (scripts/test_parallel.py)
-    //   p > 1: gradient(wte) of the last stage's copy; nullptr on other stages
+    //   p = 1 otherwise (sums_wte_apart()): a buffer of its own, which the first micro-batch sets. After the
+    //     last it is added to gradient(wte), until then the lookups' part alone
+    //   p > 1: gradient(wte) of the last stage's copy; nullptr on other stages. The first stage's has the
+    //     lookups' part: with p = 1 the two are summed apart so that steps are the same bits for every p
     real* wte_gradient_from_logits = nullptr;
 
     // of each block, by layer over all chunks of this rank, and of the LM head: pointers into the above
@@ -44,7 +44,7 @@ struct Model {
 
     std::vector<InFlight> in_flight;
     std::vector<Buffer> inputs, dx_buffers;
-    BlockActivations shared;        // with recomputation or --fp8: what all layers share
+    BlockActivations shared_activations;  // with recomputation or --fp8: what all layers share
     LmHeadActivations lm_head;      // on the last stage
     floatX* gathered_logits;        // over the whole vocabulary: (logit_rows, Vp) with a KV cache, else (Vp)
     Scratch scratch;
@@ -88,7 +88,7 @@ struct Model {
     long token_ints() const { return (sorts_tokens() ? 4L : 2L) * max_rows() + sorts_tokens(); }
 
     bool sums_wte_apart() const { return grid.p == 1 && setup.several_micro_batches; }
-    // rows: how the ranks hold them, if not as in training
+    // rows: how rows are distributed over t, where that differs from training (inference)
     LayerContext context(bool accumulate = false, const TensorParallel* rows = nullptr) const {
         return {shape, rows ? *rows : tp, scratch, stream, accumulate, setup.fp8};
     }
@@ -175,7 +175,7 @@ inline StepSamples read_samples(Blend& blend, const Model& model, int token_buff
 inline void copy_tokens(Model& model, const MicroBatch& mb) {
     PlaceScope here({Pass::Forward, mb.index, mb.chunk});
     bool reads_tokens = model.is_first_chunk(mb.chunk) || model.is_last_chunk(mb.chunk);
-    if (!mb.kept.tokens || !reads_tokens) return;
+    if (!reads_tokens) return;
     const int* tokens = model.host_tokens[model.token_buffer] + (long)mb.index * model.token_ints();
     compute(UploadValues{"tokens", mb.kept.tokens, tokens, model.token_ints()}, model.stream);
 }
@@ -316,7 +316,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     if (mb.is_last_micro_batch && model.sums_wte_apart())
         compute(AddValues{.sum = dwte, .x = from_logits, .n = size}, model.stream);
     begin_reduction(table.list[table.wte]);
-    begin_reduction(table.list[table.wpe]);
+    begin_reduction(table.list[table.wpe]);  // complete since embed_backward
 }
 
 // ---- losses ----------------------------------------------------------------------------------------------

@@ -235,6 +235,21 @@ void training_lm_head_in_fp8() {
     check(got.size() > 5 * C && off < 0.01, text("the logits' part of wte's gradient is off by %g", off));
 }
 
+// --recompute full: the same bits
+void training_recomputed() {
+    Options o;
+    ModelShape shape = {3, 32, 4, 24, 61, 64};
+    Trial keeping(o, shape, 2);
+    o.recompute = "full";
+    Trial recomputing(o, shape, 2);
+    for (int step = 0; step < 3; step++) {
+        std::vector<int> samples = some_samples(4, shape.T, shape.V);  // two micro-batches
+        check(keeping.train(samples, 3e-3) == recomputing.train(samples, 3e-3), "recomputed: the same loss");
+    }
+    for (auto& p : keeping.model.table.list)
+        check(keeping.weights(p) == recomputing.weights(p), p.name + ", recomputed");
+}
+
 // --fp8: after each update GEMMs read the new weights, rounded anew; with full recomputation, the same bits
 void training_in_fp8() {
     if (sizeof(floatX) != 2) return;
@@ -292,7 +307,7 @@ void training_places_activations() {
         Arena arena = {"a test"};
         BlockActivations a;
         place(arena, a, Model(shape, {}, {.B = 2, .flash = flash, .fp8 = flash}));
-        placed[flash].resize(offsetof(BlockActivations, shares) / sizeof(void*));
+        placed[flash].resize(offsetof(BlockActivations, shares_outputs) / sizeof(void*));
         memcpy(placed[flash].data(), (void*)&a, placed[flash].size() * sizeof(void*));
         for (const Fp8Input* x : {&a.qkv_fp8.x, &a.out_fp8.x, &a.up_fp8.x, &a.up_fp8.y, &a.down_fp8.x})
             check(!x->transposed == !flash && !x->scale == !flash, "an input in 8 bits is placed with --fp8");
@@ -426,6 +441,7 @@ void training_is_the_gradient(const char* what, const Options& o, bool flash = f
 
 void test_training() {
     training_in_fp8();
+    training_recomputed();
     training_places_activations();
     if (sizeof(floatX) == 8) {
         Options full;

@@ -89,9 +89,8 @@ inline void logits_forward(const LmHeadActivations& a, const floatX* rows, const
                    a.rows_fp8, lm_head_context(a, ctx));
 }
 
-// Loss of n rows of logits, from the micro-batch's row `first` on: added to losses, which are cleared when a
-// step begins; with notes_greedy, sets is_greedy. If dloss, the gradient of a token's loss, is not 0, the
-// logits are overwritten by their gradient
+// Sets the losses of n rows of logits, from the micro-batch's row `first` on, and with notes_greedy,
+// is_greedy. If dloss, the gradient of a token's loss, is not 0, the logits are overwritten by their gradient
 inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int first, int n, real dloss,
                          const LayerContext& ctx, bool notes_greedy = false) {
     Stream s = ctx.stream;

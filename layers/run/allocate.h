@@ -6,14 +6,15 @@
 //   To add a scratch buffer, or one of the LM head: a pointer in Scratch or LmHeadActivations, and a line in
 //   its place(); scratch that inference also needs goes before `if (!setup.training) return`. Add scratch to
 //   the list in plan/invariants.h too: what is not listed is not checked. The optimizer's: place(Optimizer).
-//   To add an activation to a block: a pointer in BlockActivations, above `shares`, and a line in place(),
-//   which both measures and places it, or in place_shareable(), if light recomputation is to recompute it and
-//   backward with --fp8 does not read it; compute it before block.h's down_forward(). A tensor that is not
-//   placed fails ./test_gpt training; one that blocks share by mistake fails scripts/test_parallel.py or,
-//   with --fp8, ./test_gpt training.
+//   To add an activation to a block: a pointer in BlockActivations, above `shares_outputs`, and a line in
+//   place(), which both measures and places it, or in place_shareable(), if light recomputation is to
+//   recompute it and backward with --fp8 does not read it; compute it before block.h's down_forward(). A
+//   tensor that is not placed fails ./test_gpt training; one that blocks share by mistake fails
+//   scripts/test_parallel.py or, with --fp8, ./test_gpt training.
 #pragma once
 #include "../base/arena.h"
 #include "../model/optimizer.h"
+
 // runs walk(arena), which only counts
 template <class Walk>
 Allocation measure(const char* name, const Precision& precision, Walk walk) {
@@ -63,7 +64,7 @@ inline void place(Arena& arena, BlockActivations& a, const Model& model) {
     const Setup& setup = model.setup;
     long N = model.max_rows(), N_r = row_capacity(model);
     long C_r = shape.C / model.tp.group.size, NH_r = shape.NH / model.tp.group.size;
-    if (!a.shares) place_shareable(arena, a, model);
+    if (!a.shares_outputs) place_shareable(arena, a, model);
     a.qkv = arena.take_x(N * 3 * C_r);
     if (setup.training && setup.flash) a.lse = arena.take_real(N * NH_r);
     else if (setup.training) a.probabilities = arena.take_x(setup.B * NH_r * shape.T * shape.T);
@@ -108,7 +109,7 @@ inline void place(Arena& arena, LmHeadActivations& a, const Model& model) {
 inline void place(Arena& arena, InFlight& kept, Model& model) {
     const Setup& setup = model.setup;
     long N = model.max_rows(), size = row_capacity(model) * model.shape.C;
-    kept.blocks.assign(model.chunk_layers(), model.shared);
+    kept.blocks.assign(model.chunk_layers(), model.shared_activations);
     BlockActivations& first = model.in_flight[0].blocks[0];
     for (BlockActivations& block : kept.blocks) {
         if (!setup.training && &block != &first) {  // all blocks share one
@@ -133,10 +134,10 @@ inline void place(Arena& arena, InFlight& kept, Model& model) {
 inline void place_activations(Arena& arena, Model& model) {
     const Setup& setup = model.setup;
     bool full = setup.recompute == Recompute::Full;
-    model.shared = {};
-    if (full) place(arena, model.shared, model);
-    model.shared.shares = !full && (setup.recompute == Recompute::Light || setup.fp8);
-    if (model.shared.shares) place_shareable(arena, model.shared, model);
+    model.shared_activations = {};
+    if (full) place(arena, model.shared_activations, model);
+    model.shared_activations.shares_outputs = !full && (setup.recompute == Recompute::Light || setup.fp8);
+    if (model.shared_activations.shares_outputs) place_shareable(arena, model.shared_activations, model);
 
     for (InFlight& kept : model.in_flight) place(arena, kept, model);
     long size = row_capacity(model) * model.shape.C;
@@ -255,7 +256,8 @@ inline void clear_gradients(Model& model) {
                  model.stream);
 }
 
-// parameters and gradients start at 0
+// Parameters and gradients start at 0, for the padding between tensors: norm and update read it, and nothing
+// writes it
 inline void allocate_memory(Model& model) {
     auto take = [](const char* name, auto walk) { return allocate(name, walk); };
     dev::take_gemm_workspace(model.stream);

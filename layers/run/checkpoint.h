@@ -1,4 +1,4 @@
-// checkpoint.h   a run on disk, independent of the parallel layouts that write and read it
+// checkpoint.h   a run on disk (written by save.h), independent of the layouts that write and read it
 //   DIR/step-00000100/    a checkpoint; DIR/.step-00000100.partial while it is being written
 //     rank-00000.bin      the rank's values of its shards, fp32 (fp64 in fp64 builds), concatenated
 //     rank-00000.json     {"pieces": [{"tensor", "kind": master|m|v, "dtype", "shape", "start", "count",

@@ -122,7 +122,7 @@ inline const std::vector<RunOption> option_table = [] {
         {"seed", &O::seed, 0, never, "seed of initial weights, sample order and sampling"},
         {"evaluate-every", &O::evaluate_every, 0, always, "steps between evaluations; 0: only at the end"},
         {"evaluate-batches", &O::evaluate_batches, 1, always,
-         "maximum number of micro-batches per validation loss"},
+         "maximum number of micro-batches per validation loss (sequences: times --micro-batch)"},
         {"sample-every", &O::sample_every, 0, always, "steps between text samples; 0: none"},
         {"sample-tokens", &O::sample_tokens, 1, always, "tokens per text sample, and of --generate"},
         {"generate", &O::generate, 0, never,

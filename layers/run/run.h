@@ -148,7 +148,7 @@ using NamedValues = std::vector<std::pair<std::string, double>>;
 struct StepResult {
     double loss = 0, learning_rate = 0, norm = 0;  // the mean over the step's tokens; norm before clipping
     double seconds = 0;
-    bool updated = true;           // false: a spike; parameters and optimizer state unchanged
+    bool updated = true;           // false: loss or norm was not finite, or a spike; nothing changed
     std::vector<int> slow_ranks;   // see SlowRankMonitor (monitor.h)
     NamedValues set_losses;        // for each set of a blend that had samples in the step
     std::optional<double> validation_loss;  // if evaluated

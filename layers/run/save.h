@@ -11,6 +11,7 @@
 //               then verifies its share of the older checkpoints that --keep counts
 //     drop      rank 0: removes checkpoints beyond --keep
 //     tidy      rank 0, only after a failure: removes what the save left behind
+//   Each stage takes a step at least: a checkpoint appears during the third step after its own, or later.
 //   A failed save is reported and tried again with a new snapshot at a later step; after --save-attempts
 //   failures in a row the run ends. Only one run at a time may use a --save folder (FolderLock).
 #pragma once

@@ -131,6 +131,7 @@ void enqueue_step(const Run& run, Trainer& trainer, int batch, const std::functi
         update();
     };
 
+    // listeners: those of the first step (plan/invariants.h), of --trace, --record, --profile
     if (!trainer.uses_graph || !listeners.empty() || repeats || initialises) step();
     else enqueue_as_graph(model, trainer, batch, step);
 }
