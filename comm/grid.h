@@ -57,9 +57,9 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
     if (long one = (long)t * p; world % one) {
         long fewer = world / one * one, more = fewer + one;
         std::string near = fewer ? text("%ld or %ld", fewer, more) : text("%ld", more);
-        fail("--tensor-parallel %d x --pipeline-parallel %d does not divide the %d ranks: start %s ranks "
-             "(mpirun -n %ld ./train_gpt …), or choose other sizes", t, p, world, near.c_str(),
-             fewer ? fewer : more);
+        fail("--tensor-parallel %d x --pipeline-parallel %d does not divide %s: start %s ranks "
+             "(mpirun -n %ld ./train_gpt …), or choose other sizes", t, p, counted(world, "rank").c_str(),
+             near.c_str(), fewer ? fewer : more);
     }
 
     Grid g;

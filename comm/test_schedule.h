@@ -106,7 +106,7 @@ void test_schedule() {
                    if (i.dx >= 0) i.dx %= 3;
            });
     refuses("needs at least 4 micro-batches", [] { check_pipeline({4, 3, 2, 4}); });
-    refuses("choose one of 4 6 7 8 12", [] { check_pipeline({4, 12, 2, 5}); });
+    refuses("choose 4, 6, 7, 8 or 12", [] { check_pipeline({4, 12, 2, 5}); });
     check_pipeline({4, 132, 2, 132});
     refuses("--pipeline-group 133 over 4 stages: must be at most 132",
             [] { check_pipeline({4, 133, 2, 133}); });

@@ -16,34 +16,34 @@ PROGRAM = f"{build}/train_gpt"
 def test_bad_input():
     """Every rank ends, one message names what would work."""
     for ranks, extra, message in (
-        (3, "--tensor-parallel 2", "does not divide the 3 ranks"),
+        (3, "--tensor-parallel 2", "does not divide 3 ranks"),
         (6, "--tensor-parallel 2 --pipeline-parallel 2", "start 4 or 8 ranks"),
         (3, "--tensor-parallel 3", "choose a --tensor-parallel that divides 4"),
         (2, "--batch 7", "choose a multiple of 2"),
         (2, "--tensor-parallel 2 --pad-vocabulary 257", "choose --pad-vocabulary"),
         (2, "--tensor-parallel 2 --sequence 9", "choose a multiple of 2"),
-        (3, "--pipeline-parallel 3", "over 3 pipeline stages: choose a --pipeline-parallel of 1 2 4, or "
+        (3, "--pipeline-parallel 3", "over 3 pipeline stages: choose --pipeline-parallel 1, 2 or 4, or "
          "--layers 3 or 6"),
-        (8, "--pipeline-parallel 8", "a --pipeline-parallel of 1 2 4, or --layers 8"),
+        (8, "--pipeline-parallel 8", "choose --pipeline-parallel 1, 2 or 4, or --layers 8"),
         (2, "--pipeline-parallel 2 --pipeline-chunks 3", "over 2 pipeline stages of 3 chunks"),
-        (4, "--pipeline-parallel 4 --pipeline-chunks 2", "a --pipeline-parallel of 2, or --layers 8"),
+        (4, "--pipeline-parallel 4 --pipeline-chunks 2", "choose --pipeline-parallel 2, or --layers 8"),
         (2, "--pipeline-parallel 2 --pipeline-chunks 2 --layers 2",
-         "choose a --pipeline-parallel 1 with --pipeline-chunks 1, or --layers 4"),
+         "choose --pipeline-parallel 1 with --pipeline-chunks 1, or --layers 4"),
         (2, "--pipeline-parallel 2 --pipeline-chunks 2 --batch 1", "needs at least 2 micro-batches"),
         (2, "--pipeline-parallel 2 --pipeline-chunks 2 --batch 1 --micro-batch auto", "not even 1 is "
-         "possible: --pipeline-chunks 2 over 2 stages with 1 micro-batches a step: needs at least 2 "
+         "possible: --pipeline-chunks 2 over 2 stages with 1 micro-batch a step: needs at least 2 "
           "micro-batches"),
         (4, "--pipeline-parallel 4 --layers 8 --pipeline-chunks 2 --pipeline-group 5",
-         "choose one of 4 6 7 8 12"),
+         "choose 4, 6, 7, 8 or 12"),
         (2, "--pipeline-chunks 2", "on one pipeline stage"),
         (2, "--pipeline-parallel 2 --pipeline-group 4", "--pipeline-chunks of 2 or more: leave it out"),
         (2, "--pipeline-parallel 2 --pipeline-chunks 2147483647", "over 2 pipeline stages of 2147483647"),
-        (1, "--tensor-parallel 65536 --pipeline-parallel 65536", "does not divide the 1 ranks"),
+        (1, "--tensor-parallel 65536 --pipeline-parallel 65536", "does not divide 1 rank:"),
         (2, "--batch 2147483646", "micro-batches a step on each replica"),
         (2, f"--metrics {os.path.abspath(__file__)}", "is not a metrics file"),
         (2, f"--metrics {text}.validation.bin", "is a file that this run reads"),
         (1, "--min-learning-rate 1", "is more than --learning-rate"),
-        (2, "--ramp-start 3 --ramp-tokens 1000", "a ramp in multiples of 2, or data-parallel ranks of 1 3"),
+        (2, "--ramp-start 3 --ramp-tokens 1000", "a ramp in multiples of 2, or 1 or 3 data-parallel ranks"),
         (2, "--ramp-start 4 --ramp-increment 3 --ramp-tokens 1000", "does not reach --batch 12"),
         (2, "--recompute half", "expected none, light or full"),
         (2, "--graph yes", "MPI calls cannot be captured"),
@@ -51,9 +51,11 @@ def test_bad_input():
         (2, "--zero 2", "expected 0 or 1"),
         (2, "--no-such 2", "unknown option"),
         (2, f"--train {work}/nothing.bin", "cannot be read"),
+        (2, "--validation a.bin", "--validation is given twice: write all its values after one"),
     ):  # fmt: skip
         begin = time.time()
-        result = run(ranks, [*DATA, *MODEL, *extra.split()])
+        data = [] if "--train" in extra else DATA
+        result = run(ranks, [*data, *MODEL, *extra.split()])
         said = [line for line in result.stderr.split("\n") if "train_gpt:" in line]
         check(
             result.returncode == 1

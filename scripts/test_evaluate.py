@@ -242,6 +242,9 @@ written = ["--resume", f"{work}/model", "--tokenizer", "bytes", "--sample-tokens
 want = run(1, [*written, "ab ab"])
 good(want, "--generate")
 check(re.fullmatch(r"1?[0-9] tokens, [0-9.]+ tokens/s\n", want.stderr), f"how fast: {want.stderr}")
+long = run(1, [*written, "ab" * 40])
+says = "note: the prompt has 80 tokens, the model reads 32: only its end counts"
+check(says in long.stderr, f"a prompt that is too long: {long.stderr}")
 for ranks in (1, 2):
     command = ["mpirun", "-n", "2"] if ranks == 2 else []
     command += [f"{build}/train_gpt", *written, "-", "--tensor-parallel", str(ranks)]

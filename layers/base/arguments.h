@@ -53,6 +53,14 @@ inline int edit_distance(const std::string& a, const std::string& b) {
     return edits[a.size()][b.size()];
 }
 
+// "1", "1 or 2", "1, 2 or 4"
+inline std::string alternatives(const std::vector<std::string>& all) {
+    std::string out;
+    for (size_t i = 0; i < all.size(); i++)
+        out += (i == 0 ? "" : i + 1 < all.size() ? ", " : " or ") + all[i];
+    return out;
+}
+
 inline std::string nearest(const std::string& word, const std::vector<std::string>& known) {
     return *std::min_element(known.begin(), known.end(), [&](const std::string& a, const std::string& b) {
         return edit_distance(word, a) < edit_distance(word, b);
@@ -152,6 +160,10 @@ std::vector<GivenOption<Form>> parse_command_line(int argc, char** argv, const s
                  word.substr(equals + 1).c_str());
 
         const Form& form = find_form(forms, word.substr(2));
+        // of other options the last one counts, as usual; of these a value would be lost
+        for (auto& before : given)
+            if (form.kind == OptionForm::List && before.form == &form)
+                fail("--%s is given twice: write all its values after one --%s", form.name, form.name);
         std::vector<std::string> values;
         auto takes_more = [&] {
             return form.kind == OptionForm::List || (form.kind != OptionForm::Flag && values.empty());

@@ -168,6 +168,9 @@ int print_sample(const Run& run, Model& model, const std::string& prompt, uint64
     Sampling how = {o.temperature, o.top_p, o.top_k, o.repetition, (uint64_t)o.seed, draw};
 
     int count = 0;
+    if (run.is_rank0() && (int)tokens.size() > model.shape.T)
+        fprintf(stderr, "note: the prompt has %zu tokens, the model reads %d: only its end counts\n",
+                tokens.size(), model.shape.T);
     if (run.is_rank0()) printf("%s", prompt.c_str());
     generate(model, {{tokens, o.sample_tokens, how}}, 1, [&](size_t, int token) {
         count++;

@@ -246,14 +246,19 @@ inline std::vector<Answer> answer_all(Model& model, const std::vector<Prompt>& p
     std::vector<Answer> answers(prompts.size());
     std::vector<Text> texts;
     std::vector<size_t> mine;
+    long cut = 0;
     for (size_t i = 0; i < prompts.size(); i++) {
         if ((int)(i % g.d) != g.data) continue;
         std::vector<int> tokens = encode_text(v, prompts[i].text);
         if (tokens.empty()) tokens.push_back(v.end_of_text);
+        cut += (int)tokens.size() > model.shape.T;
         texts.push_back({tokens, prompts[i].tokens, prompts[i].how});
         mine.push_back(i);
     }
 
+    if (cut && g.tensor == 0 && g.is_first_stage())
+        fprintf(stderr, "note: %s of more than the %d tokens that the model reads: only the end counts\n",
+                counted(cut, "prompt").c_str(), model.shape.T);
     generate(model, texts, at_once, [&](size_t i, int token) {
         return take_token(answers[mine[i]], token, prompts[mine[i]], v);
     });

@@ -151,10 +151,10 @@ public:
 
         double n = (double)steps, named = 0, lost = 0;
         std::string out = text(
-            "profile of %ld steps of %.4g ms; floors: products at %.4g TFLOP/s, all else at %.4g GB/s, both "
+            "profile of %s of %.4g ms; floors: products at %.4g TFLOP/s, all else at %.4g GB/s, both "
             "measured here\n%-26s %-34s %6s %9s %7s %16s %8s\n",
-            steps, 1e3 * took / n, ceilings.flops * 1e-12, ceilings.bytes * 1e-9, "operation", "sizes",
-            "calls", "ms", "of step", "", "of floor");
+            counted(steps, "step").c_str(), 1e3 * took / n, ceilings.flops * 1e-12,
+            ceilings.bytes * 1e-9, "operation", "sizes", "calls", "ms", "of step", "", "of floor");
 
         for (auto& [negative, it] : order) {
             const Row& row = it->second;

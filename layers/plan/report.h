@@ -159,7 +159,7 @@ inline std::string time_report(const Plan& plan) {
                 "%.1f %% of the step\n", 100 * bubble(plan), 100 * step.idle());
 
     Recipe r = recipe_of(plan);
-    out += text("recipe          %ld steps", r.steps);
+    out += "recipe          " + counted(r.steps, "step");
     if (r.ramp) out += text(", %ld of them in the ramp", r.ramp);
     return out + text("; %.4ge9 tokens, %.3g days, %.4g GPU-hours\n", r.tokens * 1e-9, r.seconds / 86400,
                       r.seconds / 3600 * gpus);
@@ -170,9 +170,10 @@ inline std::string plan_text(const Plan& plan) {
     int schedules = prove_schedules(plan);
     const ModelShape& m = plan.shape;
     std::string out = text(
-        "model           %s parameters: %d layers, hidden %d, %d heads, sequence %d, "
+        "model           %s parameters: %s, hidden %d, %s, sequence %d, "
         "vocabulary %d padded to %d\n",
-        grouped(parameter_table(m).count).c_str(), m.L, m.C, m.NH, m.T, m.V, m.Vp);
+        grouped(parameter_table(m).count).c_str(), counted(m.L, "layer").c_str(), m.C,
+        counted(m.NH, "head").c_str(), m.T, m.V, m.Vp);
 
     out += print_grid(plan.grid) + memory_report(plan);
     out += text("micro-batch     %d: %d a step on each replica\n", plan.o.micro_batch,
@@ -183,9 +184,9 @@ inline std::string plan_text(const Plan& plan) {
     } else {
         Recipe r = recipe_of(plan);
         out += text(
-            "recipe          %ld steps, %ld of them in the ramp; no times: --hardware names no machine "
-            "that is known\n",
-            r.steps, r.ramp);
+            "recipe          %s, %ld of them in the ramp; no times: --hardware names no machine that is "
+            "known\n",
+            counted(r.steps, "step").c_str(), r.ramp);
     }
 
     double saved = checkpoint_bytes(plan) * 1e-9, rate = plan.o.file_system_rate;

@@ -22,8 +22,8 @@ inline void check_plan_options(Options& o) {
              {"plan-json", "hosts", "timeline", "hardware", "network-rate", "file-system-rate"})
             if (o.has(name)) fail("--%s requires --plan", name);
         if (o.world_size && o.world_size != comm::world_size())
-            fail("--world-size %d: %d ranks were started: start %d, or leave the option out", o.world_size,
-                 comm::world_size(), o.world_size);
+            fail("--world-size %d: the run has %s: start %d, or leave the option out", o.world_size,
+                 counted(comm::world_size(), "rank").c_str(), o.world_size);
         return;
     }
 

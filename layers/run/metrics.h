@@ -141,8 +141,8 @@ inline void open_metrics(const Run& run) {
         std::filesystem::rename(path, aside);
         if (is_other) kept.clear();
         std::string what = is_other ? "of another run, which are" : "of the run that this one branches off,";
-        printf("note: %s has %zu steps %s now in %s\n", path.c_str(), lines.size(), what.c_str(),
-               aside.c_str());
+        printf("note: %s has %s %s now in %s\n", path.c_str(),
+               counted((long)lines.size(), "step").c_str(), what.c_str(), aside.c_str());
     }
     if (!sets_aside && in_order)  // needs no room: the disk may be full
         return std::filesystem::resize_file(path, kept.size());

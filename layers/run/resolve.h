@@ -207,12 +207,12 @@ inline void resolve_batch(Run& run) {
     int common = 0;  // greatest common divisor of the batch sizes still to come
     for (int batch : batches_from(o, run.state.samples_seen)) common = std::gcd(common, batch);
     if (common % d) {
-        std::string good;
-        for (int i = 1; i <= common; i++) if (common % i == 0) good += text(" %d", i);
+        std::vector<std::string> good;
+        for (int i = 1; i <= common; i++) if (common % i == 0) good.push_back(std::to_string(i));
         fail("--ramp-start %d by --ramp-increment %d over %d data-parallel ranks: choose a ramp in multiples "
-             "of %d, or data-parallel ranks of%s; or use these %d from a checkpoint after the ramp "
+             "of %d, or %s data-parallel ranks; or use these %d from a checkpoint after the ramp "
              "(--plan: with --ramp-start 0)",
-             o.ramp_start, o.ramp_increment, d, d, good.c_str(), d);
+             o.ramp_start, o.ramp_increment, d, d, alternatives(good).c_str(), d);
     }
 
     int share = common / d;
@@ -301,9 +301,7 @@ inline void resolve_schedule(Run& run) {
 // fails: the value is not one of the words that the option allows
 [[noreturn]] inline void fail_choice(const char* name, const std::string& value,
                                      const std::vector<std::string>& wants) {
-    std::string all = wants[0];
-    for (size_t i = 1; i < wants.size(); i++) all += (i + 1 < wants.size() ? ", " : " or ") + wants[i];
-    fail("--%s %s: expected %s", name, value.c_str(), all.c_str());
+    fail("--%s %s: expected %s", name, value.c_str(), alternatives(wants).c_str());
 }
 
 inline void check_fp8(const Run& run) {
@@ -376,14 +374,14 @@ inline void check_pipeline_parallel(const Run& run) {
     if (L % (p * v) == 0) return;
 
     // does not divide: which numbers of stages, and of layers, would?
-    std::string good, layers = text("%ld", (L / (p * v) + 1) * p * v);
+    std::vector<std::string> good;
+    std::string layers = text("%ld", (L / (p * v) + 1) * p * v);
     if (L > p * v) layers = text("%ld or ", L / (p * v) * p * v) + layers;
     for (long i = v > 1 ? 2 : 1; i <= L; i++)  // one stage has one chunk
-        if (L % (i * v) == 0 && i != p) good += text(" %ld", i);
-    if (good.empty()) good = "1 with --pipeline-chunks 1";
-    else good = "of" + good;
-    fail("%ld layers over %ld pipeline stages%s: choose a --pipeline-parallel %s, or --layers %s", L, p,
-         v > 1 ? text(" of %ld chunks", v).c_str() : "", good.c_str(), layers.c_str());
+        if (L % (i * v) == 0 && i != p) good.push_back(std::to_string(i));
+    if (good.empty()) good = {"1 with --pipeline-chunks 1"};
+    fail("%ld layers over %ld pipeline stages%s: choose --pipeline-parallel %s, or --layers %s", L, p,
+         v > 1 ? text(" of %ld chunks", v).c_str() : "", alternatives(good).c_str(), layers.c_str());
 }
 
 inline void check_parallel(const Run& run) {

@@ -23,9 +23,10 @@ inline void check_pipeline(const PipelineShape& s) {
     if ((long)s.micro_batches * s.chunks > 1 << 24)
         fail("--pipeline-chunks %d with %d micro-batches: too many", s.chunks, s.micro_batches);
     if (!default_group(s.p, s.micro_batches))
-        fail("--pipeline-chunks %d over %d stages with %d micro-batches a step: needs at least %d "
+        fail("--pipeline-chunks %d over %d stages with %d micro-batch%s a step: needs at least %d "
              "micro-batches: choose a larger --batch (in a ramp: --ramp-start), a smaller --micro-batch, or "
-             "--pipeline-chunks 1 without --pipeline-group", s.chunks, s.p, s.micro_batches, s.p);
+             "--pipeline-chunks 1 without --pipeline-group", s.chunks, s.p,
+             s.micro_batches, s.micro_batches == 1 ? "" : "es", s.p);
     // this many messages from the first stage to the last may queue for their receives; each takes at most 6
     // of some 1,000 entries of the device's launch queue, and the host blocks once that is full
     constexpr int most_waiting = 128;
@@ -33,16 +34,16 @@ inline void check_pipeline(const PipelineShape& s) {
         fail("--pipeline-group %d over %d stages: must be at most %d: give a smaller one, or fewer "
              "micro-batches", s.interleave_group, s.p, s.p + most_waiting);
     if (legal_group(s.p, s.micro_batches, s.interleave_group)) return;
-    std::string good;
+    std::vector<std::string> good;
     for (int g = s.p; g <= s.micro_batches; g++)
         if (legal_group(s.p, s.micro_batches, g) &&
             (std::abs(g - s.interleave_group) < 12 || s.micro_batches < 24))
-            good += text(" %d", g);
+            good.push_back(std::to_string(g));
+    if (good.empty()) good = {std::to_string(default_group(s.p, s.micro_batches))};
     fail(
         "--pipeline-group %d with %d micro-batches over %d stages: must be %d to %d, and divide %d or leave "
-        "a remainder of at least %d: choose one of%s", s.interleave_group, s.micro_batches, s.p, s.p,
-        s.micro_batches, s.micro_batches, s.p,
-        good.empty() ? text(" %d", default_group(s.p, s.micro_batches)).c_str() : good.c_str());
+        "a remainder of at least %d: choose %s", s.interleave_group, s.micro_batches, s.p, s.p,
+        s.micro_batches, s.micro_batches, s.p, alternatives(good).c_str());
 }
 
 // ---- of a run --------------------------------------------------------------------------------------------

@@ -389,10 +389,11 @@ static void begin_save(Run& run, Trainer& trainer) {
 }
 
 static void check_save_attempts(const Run& run, const Trainer& trainer) {
-    if (trainer.writer->failed_attempts() >= run.options.save_attempts)
-        comm::all_end_on_error(text("%d saves in a row have failed: --save %s: free space, repair the file "
-                                    "system, or choose another folder", trainer.writer->failed_attempts(),
-                                    run.options.save.c_str()));
+    int failed = trainer.writer->failed_attempts();
+    if (failed < run.options.save_attempts) return;
+    std::string what = failed == 1 ? "a save has failed" : text("%d saves in a row have failed", failed);
+    comm::all_end_on_error(text("%s: --save %s: free space, repair the file system, or choose another folder",
+                                what.c_str(), run.options.save.c_str()));
 }
 
 static void save_now(Run& run, Trainer& trainer) {
