@@ -56,6 +56,7 @@ inline std::string savings_left(const Options& o) {
     if (o.recompute != "full") out += "--recompute full, ";
     if (o.moments != "bf16") out += "--moments bf16, ";
     if (o.master_weights != "no" && !master_is_parameter) out += "--master-weights no, ";
+    if (o.resume.empty()) out += text("a shorter --sequence (now %d), ", o.sequence);
     return out;
 }
 
