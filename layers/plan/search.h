@@ -162,8 +162,7 @@ inline std::string what_would_fit(const Run& run, const Hardware& h) {
         with.recompute = "full";
         attempt(savings + " --recompute full", with);
     }
-    if (found) return "these would fit:" + out;
-    return text("no saving is enough: plan for more ranks, or a shorter --sequence (now %d)", o.sequence);
+    return found ? "these would fit:" + out : "no saving is enough: plan for more ranks or a shorter --sequence";
 }
 
 // ---- search ----------------------------------------------------------------------------------------------
