@@ -162,7 +162,7 @@ inline std::string what_would_fit(const Run& run, const Hardware& h) {
         with.recompute = "full";
         attempt(savings + " --recompute full", with);
     }
-    return found ? "these would fit:" + out : "no saving is enough: plan for more ranks or a shorter --sequence";
+    return found ? "these would fit:" + out : "no saving is enough: plan for more ranks or shorter sequences";
 }
 
 // ---- search ----------------------------------------------------------------------------------------------
