@@ -48,7 +48,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     // the device skips an update whose gradient norm or sum of losses is not finite or above these limits,
     // which are infinite without --spike-z
     double norm_limit = run.state.norms.limit(o.spike_z), loss_limit = run.state.losses.limit(o.spike_z);
-    optimizer.set_hyper_parameters(o, result.learning_rate, run.state.step + 1, norm_limit,
+    optimizer.set_hyper_parameters(o, result.learning_rate, run.state.updates + 1, norm_limit,
                                    loss_limit * counted);
 
     auto gradients = [&] { compute_gradients(model, trainer, samples, dloss); };
@@ -63,7 +63,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     copy_to_host(&decision, optimizer.decision, sizeof decision, model.stream);
     result.norm = decision.norm;
     result.updated = decision.will_update;
-    run.state.advance(samples.batch, (uint64_t)tokens);
+    run.state.advance(samples.batch, (uint64_t)tokens, result.updated);
 
     // the host's other waits
     StepReports reports = exchange_reports(result, run, trainer, samples, start, waited);

@@ -2,8 +2,8 @@
 //   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2      g: the gradient times scale
 //   w = w - rate * (mhat / (sqrt(vhat) + epsilon) + decay * w)      mhat = m / (1 - beta1^step), vhat alike
 //   scale = min(1, clip / (norm + 1e-6)), norm = L2 norm of all gradients; without clip 1. If the
-//   norm or the loss is not finite, or exceeds its limit, the update is skipped. The device decides; the host
-//   learns of it when the step has ended, and counts the step either way.
+//   norm or the loss is not finite, or exceeds its limit, the update is skipped, and not counted in `step`.
+//   The device decides; the host learns of it when the step has ended.
 //   parameters (n) floatX   m, v (n) real or bf16   gradients (n) real
 //   flags (n / 128): one byte for every 128 values; n and all tensors' offsets are multiples of 128
 //   How a rank keeps them from step to step:

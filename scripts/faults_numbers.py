@@ -182,6 +182,38 @@ def spikes():
     check(r.returncode == 0 and note in r.stdout, f"another recipe: {r.returncode} {r.stdout} {r.stderr}")
 
 
+def skipped_updates():
+    """A skipped update changes nothing, and AdamW's bias correction does not count it: the update after it,
+    computed here from the moments."""
+
+    def values(step, kind):
+        table_path = WORK / f"skips/step-{step:08}/rank-00000.json"
+        pieces = json.loads(table_path.read_text())["pieces"]
+        piece = next(p for p in pieces if p["kind"] == kind and p["tensor"] == "wpe.weight")
+        data = table_path.with_suffix(".bin").read_bytes()[piece["offset"] : piece["offset"] + piece["bytes"]]
+        return struct.unpack(f"{len(data) // 4}f", data)
+
+    words = "--steps 45 --on-spike skip --spike-z 0.2 --weight-decay 0".split()
+    r = run(command(*words, *until_60("skips"), "--save-every", 1, "--keep", 99))
+    lines = {line["step"]: line for line in json_lines(WORK / "skips.jsonl")}
+    left_out = [step for step, line in lines.items() if line.get("updated") is False]
+    check(r.returncode == 0 and left_out, f"skipped: {r.returncode} {left_out} {r.stderr[-300:]}")
+    updates = 0
+    for step, line in lines.items():
+        updates += step not in left_out
+        if step < left_out[0]:
+            continue
+        before, after = values(step - 1, "master"), values(step, "master")
+        moments = zip(values(step, "m"), values(step, "v"))
+        rate, corrections = line["learning_rate"], (1 - 0.9**updates, 1 - 0.95**updates)
+        moves = [rate * m / corrections[0] / ((v / corrections[1]) ** 0.5 + 1e-8) for m, v in moments]
+        if step in left_out:
+            check(before == after, f"step {step} is skipped, and changes nothing")
+        else:
+            off = max(abs(b - move - a) for b, a, move in zip(before, after, moves)) / max(map(abs, moves))
+            check(off < 1e-4, f"step {step}, update {updates}: off by {off} of the largest move")
+
+
 def damage_checkpoint(folder):
     """A NaN in the master weights, with right sums: ./train_gpt's own checksum, computed here."""
     table_path = next(Path(folder).glob("rank-*.json"))

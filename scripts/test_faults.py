@@ -51,6 +51,7 @@ ALONE = (
     faults_disk.changed_data,
     faults_numbers.flipped_bits,
     faults_numbers.spikes,
+    faults_numbers.skipped_updates,
     faults_hosts.slow_rank,
     faults_hosts.late_rank,
     faults_hosts.many_ranks,

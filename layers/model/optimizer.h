@@ -94,9 +94,9 @@ struct Optimizer {
         host_free(next_hyper);
     }
 
-    // Sets the hyper-parameters of the next step to be enqueued; steps count from 1. The previous step has
-    // ended by then, as the host has waited for its decision. The device skips the update if the norm before
-    // clipping or the sum of losses is not finite or exceeds its limit
+    // Sets the hyper-parameters of the next step to be enqueued: update number `step`, counted from 1. The
+    // previous step has ended by then, as the host has waited for its decision. The device skips the update
+    // if the norm before clipping or the sum of losses is not finite or exceeds its limit
     void set_hyper_parameters(const OptimizerOptions& options, double rate, long step,
                               double norm_limit = INFINITY, double loss_limit = INFINITY) {
         *next_hyper = {(real)rate, (real)options.beta1, (real)options.beta2, (real)options.epsilon,

@@ -66,14 +66,15 @@ inline std::string index_text(const RunState& s, const std::string& options, con
 
     std::string body = text(
         "{\"format\": \"train_gpt checkpoint\", \"version\": 2, \"program\": \"%s\",\n"
-        "\"step\": %ld, \"samples\": %llu, "
+        "\"step\": %ld, \"updates\": %ld, \"samples\": %llu, "
         "\"tokens\": %llu, \"seed\": %ld, \"set_samples\": %llu, \"set_checksum\": \"%016llx\",\n"
         "\"model\": {\"layers\": %d, \"hidden\": %d, \"heads\": %d, \"sequence\": %d, \"vocabulary\": %d},\n"
         "\"tokenizer\": %s, \"vocabulary_checksum\": \"%016llx\",\n"
         "\"choices\": {%s},\n\"spikes\": %s,\n\"options\": %s,\n"
         "\"files\": %s",
-        program_version, s.step, (unsigned long long)s.samples_seen, (unsigned long long)s.tokens_seen,
-        s.seed, (unsigned long long)s.training_set_size, (unsigned long long)s.training_set_sum,
+        program_version, s.step, s.updates, (unsigned long long)s.samples_seen,
+        (unsigned long long)s.tokens_seen, s.seed, (unsigned long long)s.training_set_size,
+        (unsigned long long)s.training_set_sum,
         s.shape.L, s.shape.C, s.shape.NH, s.shape.T, s.shape.V,
         json_quote(s.tokenizer).c_str(), (unsigned long long)s.vocabulary_sum, choices.c_str(),
         spikes_text(s).c_str(), options.c_str(), files.c_str());
@@ -186,6 +187,7 @@ struct Checkpoint {
         };
 
         state.step = number(index, "step", 0, 1L << 50);
+        state.updates = index.find("updates") ? number(index, "updates", 0, state.step) : state.step;
         state.samples_seen = number(index, "samples", 0, 1L << 60);
         state.tokens_seen = number(index, "tokens", 0, 1L << 60);
         state.seed = number(index, "seed", 0, INT64_MAX);

@@ -148,6 +148,7 @@ inline bool load_newest(Run& run, Model& model, Optimizer* optimizer) {
         uint64_t training_set_sum = run.state.training_set_sum, vocabulary_sum = run.state.vocabulary_sum;
         std::string tokenizer = run.state.tokenizer;  // of the checkpoint, or given where that names none
         run.state = checkpoint.state;
+        if (!checkpoint.has_moments()) run.state.updates = 0;
         run.state.tokenizer = tokenizer;
         run.state.vocabulary_sum = vocabulary_sum;
         run.state.shape = model.shape;

@@ -131,9 +131,11 @@ struct RunState {
     std::map<uint64_t, int> choices;  // the autotuner's: see fast/autotune.h
     RunningStatistics losses = {}, norms = {};  // of steps that made their update, for --spike-z
     int spikes_since_progress = 0;  // skipped since an update; rollbacks since a new checkpoint
+    long updates = 0;  // made since m and v were 0, skipped ones left out: for AdamW's bias correction
 
-    void advance(int batch, uint64_t batch_tokens) {
+    void advance(int batch, uint64_t batch_tokens, bool updated) {
         step++;
+        updates += updated;
         samples_seen += (uint64_t)batch;
         tokens_seen += batch_tokens;
     }

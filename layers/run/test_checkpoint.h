@@ -79,6 +79,7 @@ void test_checkpoint() {
         s.losses = {0.1 * (double)trial.step, 1e-3, trial.step};
         s.norms = {2, 1.0 / 3, trial.step};
         s.spikes_since_progress = 2;
+        s.updates = trial.step - 1;
         save_alone(s, trial, dir, keep);
     };
 
@@ -96,7 +97,8 @@ void test_checkpoint() {
     check(found.size() == 2 && other.step == 4 && found[0].state.shape.V == 11, "the newest is found");
     const RunState& state = found[0].state;
     check(state.losses.mean == 0.1 * 4.0 && state.losses.variance == 1e-3 && state.losses.seen == 4 &&
-              state.norms.mean == 2 && state.norms.variance == 1.0 / 3 && state.spikes_since_progress == 2,
+              state.norms.mean == 2 && state.norms.variance == 1.0 / 3 && state.spikes_since_progress == 2 &&
+              state.updates == 3,
           "what --spike-z knows, to the last bit");
     double again = other.train(samples, 1e-2);
     check(again == next && other.train(samples, 1e-2) == after, "goes on to the last bit");
