@@ -9,6 +9,7 @@
 #include "fast/fp8_linear.cuh"
 #include "fast/host_gemm.h"
 #include "fast/packed_attention.cuh"
+#include "fast/tokens_ahead.cuh"
 #include "layernorm.cuh"
 #include "linear.cuh"
 #include "run/packed_state.cuh"

@@ -9,7 +9,6 @@
 //   targets (N) int; largest, losses (N), exp_sums (2, N) real. dlogits is 0 beyond the valid columns, except
 //   in a row whose loss is not finite. A row with a negative target is ignored: its loss stays 0, as
 //   clear_losses left it, and its gradient is 0 (--loss-on answers).
-//   is_greedy (N), if given, is set to 1 where no logit is larger than the target's, else to 0.
 //   kept:  nothing (the gradient overwrites the logits)
 //   communicates: nothing here (model/vocabulary.h makes the calls between the steps)
 //   cost: 4*N*V flops; logits read and written once if a row fits in shared memory; else, and in three
@@ -57,7 +56,7 @@ inline Tensor logits_of(floatX* logits, bool want_gradient, int N, VocabularySha
 }
 
 struct CrossEntropyFinish {
-    real *losses, *is_greedy;
+    real* losses;
     floatX* logits;
     const real *largest, *exp_sums;
     const int* targets;
@@ -77,7 +76,7 @@ struct CrossEntropyFinish {
 
 // all three steps of one rank that has the whole vocabulary; largest and exp_sums are scratch
 struct CrossEntropy {
-    real *losses, *is_greedy;
+    real* losses;
     floatX* logits;
     real *largest, *exp_sums;
     const int* targets;
@@ -89,7 +88,7 @@ struct CrossEntropy {
     CrossEntropyMax largest_of_rows() const { return {largest, logits, N, v}; }
     CrossEntropySum sums_of_rows() const { return {exp_sums, largest, logits, targets, N, v}; }
     CrossEntropyFinish finish() const {
-        return {losses, is_greedy, logits, largest, exp_sums, targets, dloss, want_gradient, N, v};
+        return {losses, logits, largest, exp_sums, targets, dloss, want_gradient, N, v};
     }
 
     static constexpr const char* name = "cross_entropy";
@@ -136,7 +135,6 @@ void CrossEntropyFinish::ref(Stream) const {
         bool counts = targets[n] >= 0;
         real log_sum = largest[n] + std::log(exp_sums[n]), scale = counts ? dloss : 0;
         if (counts) losses[n] = log_sum - exp_sums[N + n];
-        if (is_greedy) is_greedy[n] = counts && exp_sums[N + n] >= largest[n];
 
         if (!want_gradient) continue;
         // softmax, less 1 at the target, times dloss
@@ -222,15 +220,14 @@ __global__ void cross_entropy_sum_kernel(real* exp_sums, const real* largest, co
     }
 }
 
-__global__ void cross_entropy_finish_kernel(real* losses, real* is_greedy, floatX* logits,
-                                            const real* largest, const real* exp_sums, const int* targets,
-                                            real dloss, bool want_gradient, VocabularyShard v) {
+__global__ void cross_entropy_finish_kernel(real* losses, floatX* logits, const real* largest,
+                                            const real* exp_sums, const int* targets, real dloss,
+                                            bool want_gradient, VocabularyShard v) {
     int n = blockIdx.x, N = gridDim.x, column = targets[n] - v.first;
     bool counts = targets[n] >= 0;
     floatX* row = logits + (long)n * v.size;
     real log_sum = counts ? largest[n] + log(exp_sums[n]) : INFINITY;  // makes all gradients 0
     if (threadIdx.x == 0 && counts) losses[n] = log_sum - exp_sums[N + n];
-    if (threadIdx.x == 0 && is_greedy) is_greedy[n] = counts && exp_sums[N + n] >= largest[n];
     if (!want_gradient) return;
     each_vector(row, v, [&](const Vec<floatX>& x, int c) {
         store_row(row, c, v.size, loss_gradients(x, log_sum, dloss));
@@ -241,8 +238,8 @@ __global__ void cross_entropy_finish_kernel(real* losses, real* is_greedy, float
 
 // the whole vocabulary on one rank: a row is read once, kept in shared memory, and written once
 __global__ void __launch_bounds__(cross_entropy_block)
-cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* targets, real dloss,
-                     bool want_gradient, VocabularyShard v) {
+cross_entropy_kernel(real* losses, floatX* logits, const int* targets, real dloss, bool want_gradient,
+                     VocabularyShard v) {
     DYNAMIC_SHARED(floatX, kept);
     SHARED(real, most_lane, cross_entropy_block / 32);
     SHARED(real, sum_lane, cross_entropy_block / 32);
@@ -267,7 +264,6 @@ cross_entropy_kernel(real* losses, real* is_greedy, floatX* logits, const int* t
     // 3. the loss, and the gradient in the logits' place; INFINITY makes all gradients 0
     real log_sum = counts ? most + log(sum) : INFINITY, target = counts ? real(kept[column]) : 0;
     if (threadIdx.x == 0 && counts) losses[n] = log_sum - target;
-    if (threadIdx.x == 0 && is_greedy) is_greedy[n] = counts && target >= most;
     if (!want_gradient) return;
 
     #pragma unroll 4
@@ -288,8 +284,8 @@ void CrossEntropySum::gpu(Stream s) const {
 }
 
 void CrossEntropyFinish::gpu(Stream s) const {
-    LAUNCH(gpu::cross_entropy_finish_kernel, N, gpu::cross_entropy_block, 0, s, losses, is_greedy, logits,
-           largest, exp_sums, targets, dloss, want_gradient, v);
+    LAUNCH(gpu::cross_entropy_finish_kernel, N, gpu::cross_entropy_block, 0, s, losses, logits, largest,
+           exp_sums, targets, dloss, want_gradient, v);
 }
 
 void CrossEntropy::gpu(Stream s) const {
@@ -301,7 +297,7 @@ void CrossEntropy::gpu(Stream s) const {
         return;
     }
     allow_shared(gpu::cross_entropy_kernel, row);
-    LAUNCH(gpu::cross_entropy_kernel, N, gpu::cross_entropy_block, row, s, losses, is_greedy, logits, targets,
-           dloss, want_gradient, v);
+    LAUNCH(gpu::cross_entropy_kernel, N, gpu::cross_entropy_block, row, s, losses, logits, targets, dloss,
+           want_gradient, v);
 }
 #endif

@@ -54,8 +54,8 @@ void cross_entropy_over(int ranks, std::vector<real>& losses, std::vector<floatX
         for (int n = 0; n < 2 * N; n++) sums[n] += part_sums[n];
     }
     for (int r = 0; r < ranks; r++)
-        CrossEntropyFinish{r ? ignored.data() : losses.data(), nullptr, own[r].data(), largest.data(),
-                           sums.data(), targets.data(), dloss, want_gradient, N, share(r)}.ref(nullptr);
+        CrossEntropyFinish{r ? ignored.data() : losses.data(), own[r].data(), largest.data(), sums.data(),
+                           targets.data(), dloss, want_gradient, N, share(r)}.ref(nullptr);
     for (int i = 0; i < N * Vp; i++) logits[i] = own[i % Vp / Vp_r][i / Vp * Vp_r + i % Vp_r];
 }
 

@@ -6,6 +6,7 @@
 #include "../embedding.cuh"
 #include "flash_dispatch.cuh"
 #include "packed_attention.cuh"
+#include "tokens_ahead.cuh"
 #include "../test_adamw.h"
 #include "../test_kernels.h"
 
@@ -134,7 +135,7 @@ void kernels_cross_entropy() {
         std::vector<int> t(N);
         for (int n = 0; n < N; n++) t[n] = n % 3 == 2 ? -1 : n * 7919 % (first ? 1000 : std::max(V, 1));
         Both<int> targets(t);
-        R losses(random_values<real>(N, 2)), is_greedy(N), largest(N), sums(2 * N);
+        R losses(random_values<real>(N, 2)), ahead(N), largest(N), sums(2 * N);
         VocabularyShard v = {V, Vp, first};
 
         std::string size = text(" N %d V %d Vp %d from %d", N, V, Vp, first);
@@ -155,26 +156,60 @@ void kernels_cross_entropy() {
         if (V == 0) std::fill(sums.host.begin(), sums.host.end(), real(2));
         sums.upload();
 
+        // equal logits before and behind the target, a larger one, and not a number
+        std::vector<floatX> tied = logits.host;
+        for (int n = 0; n < N && V > 4; n++) {
+            int target = t[n] - first;
+            if (target < 0 || target >= V) continue;
+            tied[n * Vp + target] = floatX(20);
+            if (target > 0 && n % 4 == 1) tied[n * Vp + target - 1] = floatX(20);
+            if (target < V - 1 && n % 4 != 1) tied[n * Vp + target + 1] = floatX(n % 4 == 3 ? 21 : 20);
+            if (n % 8 == 4) tied[n * Vp + (target + 1) % V] = floatX(NAN);
+        }
+        std::vector<real> its(N, 1);  // the targets' logits, those of other ranks too
+        for (int n = 0; n < N; n++)
+            if (t[n] >= first && t[n] < first + V) its[n] = real(tied[n * Vp + t[n] - first]);
+        X tied_logits(tied);
+        R target_logits(its);
+        bool is_whole = !first && V > 0;
+        auto count_ahead = [&](bool by_itself) {
+            both_ways([&] {
+                real* of_targets = by_itself ? nullptr : (real*)target_logits;
+                return TokensAhead{ahead, tied_logits, of_targets, targets, N, v};
+            });
+            ahead.compare("tokens ahead" + size, 0);
+        };
+        if (is_whole) count_ahead(true);
+        std::vector<real> alone = ahead.host;
+        count_ahead(false);
+        check(!is_whole || alone == ahead.host, "tokens ahead, of one rank" + size);
+        for (int n = 0; n < N; n++) {
+            long expected = t[n] < 0;
+            real target_logit = its[n];
+            for (int c = 0; c < V && t[n] >= 0; c++) {
+                real logit = real(tied[n * Vp + c]);
+                expected += first + c != t[n] && (std::isnan(logit) || logit > target_logit ||
+                                                  (logit == target_logit && first + c < t[n]));
+            }
+            check(ahead.host[n] == real(expected), text("tokens ahead, row %d", n) + size);
+        }
+
         X whole(logits.host);
-        R whole_losses(losses.host), whole_hits(N);
+        R whole_losses(losses.host);
         for (bool want : {false, true}) {
             both_ways([&] {
-                return CrossEntropyFinish{losses, is_greedy, logits, largest, sums, targets, real(0.1), want,
-                                          N, v};
+                return CrossEntropyFinish{losses, logits, largest, sums, targets, real(0.1), want, N, v};
             });
-            losses.compare("losses, added to" + size, sums_tolerance + summed);
-            is_greedy.compare("is_greedy" + size, 0);
+            losses.compare("losses" + size, sums_tolerance + summed);
             logits.compare((want ? "dlogits" : "logits without gradient") + size,
                            want ? rounding + summed : 0);
 
             if (V == 0 || first) continue;
-            CrossEntropy{whole_losses.device, whole_hits.device, whole.device, largest.device, sums.device,
-                         targets.device, real(0.1), want, N, v}.gpu(nullptr);  // all at once
+            CrossEntropy{whole_losses.device, whole.device, largest.device, sums.device, targets.device,
+                         real(0.1), want, N, v}.gpu(nullptr);  // all at once
             whole_losses.host = losses.host;
-            whole_hits.host = is_greedy.host;
             whole.host = logits.host;
             whole_losses.compare("losses at once" + size, sums_tolerance + summed);
-            whole_hits.compare("is_greedy at once" + size, 0);
             whole.compare((want ? "dlogits at once" : "logits kept") + size, want ? rounding + summed : 0);
         }
     }

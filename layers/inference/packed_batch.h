@@ -4,6 +4,7 @@
 #pragma once
 #include "../base/process.h"
 #include "../fast/packed_attention.cuh"
+#include "../fast/tokens_ahead.cuh"
 #include "../fast/turns.h"
 #include "../model/pipeline.h"
 
@@ -145,8 +146,18 @@ inline void packed_forward(Model& model, const MicroBatch& mb) {
     if (!model.is_last_chunk(mb.chunk)) return;
 
     const LmHeadActivations& a = model.lm_head;
+    const comm::Group& tp = ctx.tp.group;
+    auto note_tokens_ahead = [&](int first, int n) {
+        if (!a.tokens_ahead) return;
+        real* ahead = a.tokens_ahead + (long)mb.index * a.logit_rows + first;
+        const real* target_logits = tp.size > 1 ? a.exp_sums + n : nullptr;  // all-reduced by loss_forward
+        compute(TokensAhead{.ahead = ahead, .logits = a.logits, .target_logits = target_logits,
+                            .targets = mb.kept.targets + first, .N = n,
+                            .v = vocabulary_shard(ctx.shape, ctx.tp)}, ctx.stream);
+        comm::all_reduce(tp, ahead, n, comm::Op::Sum, "tokens ahead of the target", ctx.stream);
+    };
     lm_head_forward(a, mb, packed_lm_head_rows(model, mb, ctx), mb.kept.packed->logit_rows, 0,
-                    model.lm_head_weights.data(), ctx, a.is_greedy != nullptr);
+                    model.lm_head_weights.data(), ctx, note_tokens_ahead);
 }
 
 // logits (V) of each requested row, on the last stage; of a single batch, with chunk c in in_flight[c], as

@@ -12,7 +12,7 @@
 
 struct Score {
     double log_likelihood = 0;
-    bool is_greedy = false;  // each token of the continuation is the likeliest, or tied with it
+    bool is_greedy = false;  // each token of the continuation is the one that greedy decoding takes
 };
 
 // continuations that share a context, of which the first `cut` tokens are left out
@@ -136,11 +136,10 @@ struct ScoreBatches {
 // the scores of a batch that was micro-batch `micro_batch` of the last stage
 inline void collect_scores(Model& model, const ScoreBatches& plan, const ScoreBatch& b, int micro_batch,
                            std::vector<Score>& scores) {
-    std::vector<real> losses(b.logit_rows), is_greedy(b.logit_rows);
+    std::vector<real> losses(b.logit_rows), ahead(b.logit_rows);
     long from = (long)micro_batch * model.max_logit_rows();
     copy_to_host(losses.data(), model.lm_head.losses + from, losses.size() * sizeof(real), model.stream);
-    copy_to_host(is_greedy.data(), model.lm_head.is_greedy + from, is_greedy.size() * sizeof(real),
-                 model.stream);
+    copy_to_host(ahead.data(), model.lm_head.tokens_ahead + from, ahead.size() * sizeof(real), model.stream);
 
     size_t at = 0;
     for (auto& item : b.items)
@@ -148,7 +147,7 @@ inline void collect_scores(Model& model, const ScoreBatches& plan, const ScoreBa
             scores[r] = {0, true};
             for (int i = 0; i < plan.file.requests[r].continuation_tokens; i++, at++) {
                 scores[r].log_likelihood -= losses[at];
-                scores[r].is_greedy &= is_greedy[at] != 0;
+                scores[r].is_greedy &= ahead[at] == 0;
             }
         }
 }

@@ -139,6 +139,21 @@ void test_scores() {
     check(scores[0].is_greedy && !scores[1].is_greedy && !scores[2].is_greedy && scores[3].is_greedy,
           "greedy: all tokens, or not");
 
+    // two tokens with the same logits: greedy decoding takes the first, and so does the score
+    int likeliest = chosen[0], other = likeliest ? likeliest - 1 : 1;
+    while (std::count(c.begin(), c.end(), other)) other = (other + 1) % V;
+    std::vector<floatX> row(a.model.shape.C);
+    floatX* wte = a.model.weights + a.model.table.list[a.model.table.wte].offset;
+    size_t bytes = row.size() * sizeof(floatX), stride = row.size();
+    copy_to_host(row.data(), wte + likeliest * stride, bytes, nullptr);
+    copy_to_device(wte + other * stride, row.data(), bytes, nullptr);
+    synchronize(nullptr);
+    int first = std::min(likeliest, other), second = std::max(likeliest, other);
+    EvalFile tied = requests_of({{{c, {first}}, {c, {second}}}}, V);
+    scores = score_all(a, tied, ScoreBatches(tied, T, B * T, B * T, 1));
+    check(other != likeliest && first_choice(c, 1)[0] == first && scores[0].is_greedy &&
+          !scores[1].is_greedy && scores[0].log_likelihood == scores[1].log_likelihood, "a tie");
+
     EvalFile long_one = requests_of({{{c, tokens(25, 1)}}, {{c, tokens(24, 1)}}}, V);
     refuses("has a continuation of 25 tokens, the model takes 24", [&] {
         EvalFile same = long_one;

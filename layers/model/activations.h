@@ -33,7 +33,7 @@ struct Setup {
     bool packs = false;           // packed batches are computed as well
     // inference only: blocks keep keys and values from one batch to the next (a KV cache)
     bool inference_cache = false;
-    bool notes_greedy = false;    // record whether each target is the most likely token
+    bool notes_greedy = false;    // record whether each target is the most likely token: tokens_ahead
     int logit_rows = 0;           // rows of logits in a batch; 0: all rows
     Recompute recompute = Recompute::None;
     bool flash = false;           // attention without a (T, T) tensor
@@ -101,7 +101,7 @@ struct LmHeadActivations {
     floatX* input_rows;
     floatX* logits;             // (logit_rows_held, Vp_r); overwritten by their gradient, if asked for
     real* losses;               // (micro_batches, logit_rows)
-    real* is_greedy = nullptr;  // (micro_batches, logit_rows): see cross_entropy.cuh
+    real* tokens_ahead = nullptr;  // (micro_batches, logit_rows): fast/tokens_ahead.cuh
     real *largest, *exp_sums;   // (logit_rows_held), (2, logit_rows_held): see cross_entropy.cuh
     int logit_rows;             // most rows of logits in a batch
     int logit_rows_held;        // rows of logits held at once

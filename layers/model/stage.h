@@ -238,7 +238,7 @@ inline void forward(Model& model, const MicroBatch& mb, real dloss) {
     await_lm_head(model);
     const floatX* const* w = model.lm_head_weights.data();
     const floatX* rows = lm_head_rows(model.lm_head, mb.kept.y.x, w, ctx, mb.batch);
-    lm_head_forward(model.lm_head, mb, rows, mb.batch.rows(), dloss, w, ctx);
+    lm_head_forward(model.lm_head, mb, rows, mb.batch.rows(), dloss, w, ctx, [](int, int) {});
 }
 
 // ---- backward --------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@
 //   Exception: Setup.loss_in_backward, set with --loss-chunk (only some rows of logits are held) or if, in a
 //   pipeline, the next forward would overwrite them. Then forward leaves out the logits, and backward
 //   computes logits, loss and gradients, some rows at a time.
-//   x (N_r, C)   tokens (N) int   wte (Vp_r, C)   wpe (T, C)   losses, is_greedy (logit_rows) real
+//   x (N_r, C)   tokens (N) int   wte (Vp_r, C)   wpe (T, C)   losses (logit_rows) real
 #pragma once
 #include "activations.h"
 #include "params.h"
@@ -89,23 +89,20 @@ inline void logits_forward(const LmHeadActivations& a, const floatX* rows, const
                    a.rows_fp8, lm_head_context(a, ctx));
 }
 
-// Sets the losses of n rows of logits, from the micro-batch's row `first` on, and with notes_greedy,
-// is_greedy. If dloss, the gradient of a token's loss, is not 0, the logits are overwritten by their gradient
+// Sets the losses of n rows of logits, from the micro-batch's row `first` on. If dloss, the gradient of a
+// token's loss, is not 0, the logits are overwritten by their gradient
 inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int first, int n, real dloss,
-                         const LayerContext& ctx, bool notes_greedy = false) {
+                         const LayerContext& ctx) {
     Stream s = ctx.stream;
     VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
     const comm::Group& tp = ctx.tp.group;
-    long row = (long)mb.index * a.logit_rows + first;
-    real* losses = a.losses + row;
-    real* is_greedy = notes_greedy ? a.is_greedy + row : nullptr;
+    real* losses = a.losses + (long)mb.index * a.logit_rows + first;
     const int* targets = mb.kept.targets + first;
     bool want_gradient = dloss != 0;
 
     // largest and exp_sums: for several ranks, and where a row does not fit in shared memory
-    CrossEntropy loss = {.losses = losses, .is_greedy = is_greedy, .logits = a.logits, .largest = a.largest,
-                         .exp_sums = a.exp_sums, .targets = targets, .dloss = dloss,
-                         .want_gradient = want_gradient, .N = n, .v = v};
+    CrossEntropy loss = {.losses = losses, .logits = a.logits, .largest = a.largest, .exp_sums = a.exp_sums,
+                         .targets = targets, .dloss = dloss, .want_gradient = want_gradient, .N = n, .v = v};
     if (tp.size == 1) return compute(loss, s);
 
     // over t ranks: the largest logit and the sum of a row come from all shards
@@ -116,15 +113,17 @@ inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int f
     compute(loss.finish(), s);
 }
 
-// rows (N, C), of lm_head_rows() -> logits -> losses, a.logit_rows_held rows at a time
+// rows (N, C), of lm_head_rows() -> logits -> losses, a.logit_rows_held rows at a time. look(first, n) is
+// called while the logits of n rows are held, those of the micro-batch's rows from `first` on
+template <class Look>
 inline void lm_head_forward(const LmHeadActivations& a, const MicroBatch& mb, const floatX* rows, int N,
-                            real dloss, const floatX* const* w, const LayerContext& ctx,
-                            bool notes_greedy = false) {
+                            real dloss, const floatX* const* w, const LayerContext& ctx, Look look) {
     round_lm_head(a, mb, w[LOGITS_W], ctx);
     for (int first = 0; first < N; first += a.logit_rows_held) {
         int n = std::min(a.logit_rows_held, N - first);
         logits_forward(a, rows + (long)first * ctx.shape.C, w[LOGITS_W], n, ctx);
-        loss_forward(a, mb, first, n, dloss, ctx, notes_greedy);
+        loss_forward(a, mb, first, n, dloss, ctx);
+        look(first, n);
     }
 }
 

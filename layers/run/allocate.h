@@ -91,7 +91,7 @@ inline void place(Arena& arena, LmHeadActivations& a, const Model& model) {
     a.loss_in_backward = setup.loss_in_backward;
     long N_r = row_capacity(model);
     a.losses = arena.take_real((long)setup.micro_batches * a.logit_rows);
-    if (setup.notes_greedy) a.is_greedy = arena.take_real((long)setup.micro_batches * a.logit_rows);
+    if (setup.notes_greedy) a.tokens_ahead = arena.take_real((long)setup.micro_batches * a.logit_rows);
     a.ln = arena.take_x(N_r * shape.C);
     bool keeps = setup.training && !a.loss_in_backward && !setup.fp8_lm_head;
     bool gathers = model.tp.sequence_parallel && keeps;
