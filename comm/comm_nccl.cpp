@@ -56,16 +56,18 @@ ncclResult_t post_nccl(const Call& c, ncclComm_t comm) {
 // algorithms of a communicator when it is made, not within a step. Turns off sums in the NVSwitch (NVLS)
 // where they are not repeatable: with drivers before CUDA 12.8's (NVIDIA/nccl, issues 1497 and 2360).
 // Calls of several communicators begin in any order, as each finds room on the device (nccl_start.h). With
-// NCCL_LAUNCH_ORDER_IMPLICIT=1 they would begin in the host's order: a pipeline whose --pipeline-group is
-// more than p would then hang, as neighbours' hosts have different orders.
+// NCCL_LAUNCH_ORDER_IMPLICIT=1, or few hardware queues, they would begin in the host's order: a pipeline
+// whose --pipeline-group is more than p would then hang, as neighbours' hosts have different orders.
 void start(int* argc, char*** argv) {
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1);
     if (driver_version() < 12080) setenv("NCCL_NVLS_ENABLE", "0", 0);
-    setenv("NCCL_RUNTIME_CONNECT", "0", 0);
+    setenv("NCCL_RUNTIME_CONNECT", "0", 1);
     setenv("NCCL_COMM_BLOCKING", "1", 1);  // otherwise calls return before they are enqueued
     if (!launched()) return;
     start_mpi(argc, argv);
+    check_environment();
     while_waiting = look;
     if (world_size() > 1) after_operation = stay_near_the_device;
     if (const char* share = getenv("TRAIN_GPT_SHARE_GPU"); share && strcmp(share, "1") == 0) share_gpu();

@@ -162,6 +162,7 @@ struct WeightedFiles {
     std::string name;  // for the metrics
     double weight;
     std::vector<std::string> files;
+    std::string key = name;  // what its order depends on, beside its position
 };
 
 inline std::vector<double> weights_of(const std::vector<WeightedFiles>& sets) {
@@ -191,7 +192,7 @@ struct Blend {
         : given(sets_given), mixture(weights_of(given)) {
         for (size_t i = 0; i < given.size(); i++) {
             // the first set's order is the same as if it were the only set
-            sets.emplace_back(given[i].files, T, seed ^ (i ? purpose(given[i].name) * i : 0));
+            sets.emplace_back(given[i].files, T, seed ^ (i ? purpose(given[i].key) * i : 0));
             check_same_tokens(sets[i].files[0], sets[0].files[0], "sets of one blend");
         }
     }

@@ -56,7 +56,7 @@ inline std::vector<WeightedFiles> read_blend(const std::string& path) {
     return sets;
 }
 
-// sets with the same name are named by their paths
+// sets with the same name are named by their paths; not in `key`: their order stays the same elsewhere
 inline std::vector<WeightedFiles> distinct(std::vector<WeightedFiles> sets) {
     std::map<std::string, int> count;
     for (auto& s : sets) count[s.name]++;

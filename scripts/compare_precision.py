@@ -61,7 +61,7 @@ subprocess.run(
 model = [
     *f"--train {o.output}/text.train.bin --validation {o.output}/text.validation.bin".split(),
     *"--layers 4 --hidden 128 --heads 2 --sequence 128 --batch 16 --micro-batch 16".split(),
-    *f"--learning-rate 3e-3 --steps {o.steps} --evaluate-batches 50".split(),
+    *f"--learning-rate 3e-3 --steps {o.steps} --evaluate-sequences 200".split(),
     *f"--evaluate-every {max(1, o.steps // 10)}".split(),
 ]
 runs = {

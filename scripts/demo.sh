@@ -46,7 +46,7 @@ print(max(100, min(4000, int(105 * pace / (16 * 128)))))")
 echo "== train: $steps steps, about two minutes"
 if [ "$steps" -lt 500 ]; then echo "a slow or busy machine: after so few steps the text hardly has words"; fi
 ./train_gpt $model --validation demo/text.validation.bin --steps "$steps" \
-    --evaluate-every $(((steps + 4) / 5)) --evaluate-batches 50 --save demo/checkpoints \
+    --evaluate-every $(((steps + 4) / 5)) --evaluate-sequences 800 --save demo/checkpoints \
     --warmup-tokens $((steps * 16 * 128 / 20)) \
     --metrics demo/metrics.jsonl
 

@@ -7,6 +7,7 @@
 //   PREAD_SECONDS   a pread takes so long; with PREAD_FILE while that file is there
 //   PREAD_FAILS     every pread fails with EIO
 //   PWRITE_FAILS    so many calls of pwrite fail with EIO
+//   FLOCK_FAILS     the file system has no locks: flock fails with ENOSYS
 //   PWRITE_FLIPS    so many calls of pwrite write another last byte
 //   MEMORY_LOG      where a rank's large pieces of memory lie: PATH.RANK gets a line `address bytes` for each
 //   GEMM_SECONDS    a cblas_sgemm takes so much longer, from when the file GEMM_FILE is there
@@ -82,6 +83,13 @@ ssize_t pwrite(int fd, const void* from, size_t n, off_t at) {
     return real(fd, from, n, at);
 }
 ssize_t pwrite64(int fd, const void* from, size_t n, off_t at) { return pwrite(fd, from, n, at); }
+
+int flock(int fd, int operation) {
+    int (*real)(int, int) = (int (*)(int, int))dlsym(RTLD_NEXT, "flock");
+    if (!getenv("FLOCK_FAILS") || !is_chosen_file(fd)) return real(fd, operation);
+    errno = ENOSYS;
+    return -1;
+}
 
 int posix_memalign(void** p, size_t alignment, size_t n) {
     int (*real)(void**, size_t, size_t) = (int (*)(void**, size_t, size_t))dlsym(RTLD_NEXT, "posix_memalign");

@@ -154,6 +154,23 @@ def has_open(pid, path):
         return False
 
 
+def hung_data():
+    """A read of the training data hangs: a run that is told to end, or is at its end, saves all the same."""
+    hangs, metrics_file = WORK / "hangs", WORK / "hung.jsonl"
+    fault = shimmed(FAULT_RANK=0, FAULT_PATH=DATA.name, PREAD_SECONDS=12, PREAD_FILE=hangs)
+    process = start(command("--steps", 100000, "--save", "hung", "--metrics", metrics_file), fault)
+    until(lambda: steps_written(metrics_file) >= 3)
+    hangs.touch()
+    time.sleep(1)
+    began = time.time()
+    process.send_signal(signal.SIGTERM)
+    check(until(lambda: checkpoints(WORK / "hung"), 30), "SIGTERM: a checkpoint")
+    check(time.time() - began < 11 + 12, "it did not wait for more than the read that had begun")
+    hangs.unlink()
+    text = end(process, 60)
+    check(process.returncode == 0, f"SIGTERM: {process.returncode} {text[-300:]}")
+
+
 def two_runs():
     """A --save folder belongs to one run; the lock of a dead host expires."""
     words = command("--steps", 100000, "--save", "locked", "--save-every", 50)
@@ -171,6 +188,10 @@ def two_runs():
         and re.search(rf"host {host} \(.*\), process {process.pid} writes there", r.stderr),
         f"a second run: {r.returncode} {r.stderr[-300:]}",
     )
+    no_locks = shimmed(FAULT_RANK=0, FAULT_PATH="locked/.lock", FLOCK_FAILS=1)
+    r = run(command("--steps", 10, "--save", "locked", "--resume", "locked"), no_locks)
+    said = f"process {process.pid} writes there" in r.stderr
+    check(r.returncode == 1 and said, f"without flock: {r.returncode} {r.stderr[-300:]}")
     check(until(lambda: max(checkpoints(WORK / "locked"), default=before) > before), "the first goes on")
     os.killpg(process.pid, signal.SIGKILL)
     end(process)

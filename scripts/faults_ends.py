@@ -49,6 +49,12 @@ def unreadable_checkpoint():
             check(min(metrics(WORK / f"{name}.jsonl")) == 11, f"{part}, {ranks} ranks: goes on from step 10")
             (WORK / f"{name}.jsonl").unlink()
 
+        # saving back: the newest cannot be read, by one rank, and is no other run's
+        fails = shimmed(FAULT_RANK=ranks - 1, FAULT_PATH=f"{name}/step-00000020/index.json", PREAD_FAILS=1)
+        r = run(command("--steps", 21, "--resume", name, ranks=ranks), fails)
+        good = r.returncode == 0 and "step     21/21" in r.stdout
+        check(good, f"saved back, {ranks} ranks: {r.returncode} {r.stdout[-300:]} {r.stderr[-500:]}")
+
         # while it trains: the checkpoint that --keep counts cannot be read; it is left where it is
         fails = shimmed(FAULT_RANK=0, FAULT_PATH=f"{name}/step-00000010/index.json", PREAD_FAILS=1)
         words = command(

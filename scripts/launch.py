@@ -130,7 +130,8 @@ class Options:
 
 def newest_checkpoint(folder, before=None):
     """The newest checkpoint's step, or -1; before: only of earlier steps than this."""
-    names = patiently(lambda: [p.parent.name for p in folder.glob("step-*/index.json")]) if folder else []
+    found = patiently(lambda: [p.parent for p in folder.glob("step-*/index.json")]) if folder else []
+    names = [path.name for path in found if not (path / "DAMAGED").exists()]
     steps = [int(name[5:]) for name in names if re.fullmatch(r"step-\d+", name)]
     return max((step for step in steps if before is None or step < before), default=-1)
 

@@ -38,7 +38,7 @@ MAKE = [*MAKE_WATCHED.split(), "COMM=mpi"]
 DATA = f"{BUILD}/mutate"
 RUN = (
     f"mpirun -n {{ranks}} {BUILD}/train_gpt --train {DATA}.train.bin"
-    f" --validation {DATA}.validation.bin --evaluate-every 2 --evaluate-batches 4 --layers 4 --hidden 32"
+    f" --validation {DATA}.validation.bin --evaluate-every 2 --evaluate-sequences 8 --layers 4 --hidden 32"
     " --heads 2 --sequence 8 --batch 8 --micro-batch 2 --steps 3 --attention materialised {options}"
 )
 LAYOUTS = (

@@ -58,7 +58,7 @@ def test_answers():
 
 def test_whole_validation_set():
     """129 sequences, in rounds of at most 64 micro-batches per replica: the same mean in any rounds."""
-    size = "--sequence 2 --steps 1 --evaluate-every 1 --evaluate-batches 129".split()
+    size = "--sequence 2 --steps 1 --evaluate-every 1 --evaluate-sequences 129".split()
     losses = []
     for name, ranks, options in (
         ("at once", 3, []),
@@ -85,7 +85,7 @@ def test_recorded():
     and three validation losses, in fp64."""
     base = ["--train", f"0.7:{text}.train.bin", f"0.3:{text}.validation.bin", *DATA[2:]]
     base += "--layers 2 --hidden 16 --heads 2 --sequence 8 --batch 8 --steps 60 --learning-rate 1e-2".split()
-    base += "--evaluate-every 25 --evaluate-batches 2 --metrics".split()
+    base += "--evaluate-every 25 --evaluate-sequences 8 --metrics".split()
 
     def run_of(name, *options):
         done = run(1, [*base, f"{work}/{name}.jsonl", "--seed", "7", *options])
@@ -117,6 +117,11 @@ def test_largest_micro_batch():
         "micro-batch        6\n" in result.stdout and "plan and run are equal" in result.stdout,
         f"a micro-batch for every stage: {result.stdout}",
     )
+    # resumed, it is the checkpoint's, so that the same bits follow
+    kept = [*MODEL, "--micro-batch", "3", "--steps", "1", "--save", f"{work}/kept"]
+    run(1, [*DATA, *kept])
+    result = run(1, [*DATA, "--resume", f"{work}/kept", "--micro-batch", "auto", "--steps", "2"])
+    check("micro-batch        3\n" in result.stdout, f"--micro-batch auto, resumed: {result.stdout}")
 
 
 def test_resumed_elsewhere():

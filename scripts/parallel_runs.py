@@ -12,7 +12,7 @@ build, build32, emulated = (os.path.abspath(folder) for folder in sys.argv[1:4])
 work = tempfile.mkdtemp()
 MODEL = (
     "--layers 4 --hidden 16 --heads 4 --sequence 8 --vocabulary 257 --pad-vocabulary 264 --batch 12"
-    " --micro-batch 1 --steps 6 --learning-rate 1e-2 --clip 0.5 --evaluate-every 3 --evaluate-batches 5"
+    " --micro-batch 1 --steps 6 --learning-rate 1e-2 --clip 0.5 --evaluate-every 3 --evaluate-sequences 5"
 ).split()
 
 

@@ -30,6 +30,7 @@ WAITING = (
     faults_disk.slow_disk,
     faults_disk.killed_saves,
     faults_disk.two_runs,
+    faults_disk.hung_data,
     faults_ends.two_launchers,
     faults_slurm.one_node,
     faults_numbers.diverged_checkpoint,

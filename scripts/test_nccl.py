@@ -25,7 +25,7 @@ quick = "--quick" in sys.argv
 work = tempfile.mkdtemp()
 MODEL = (
     "--layers 4 --hidden 32 --heads 4 --sequence 16 --vocabulary 257 --pad-vocabulary 264 --batch 12"
-    " --micro-batch 1 --steps 4 --learning-rate 1e-2 --clip 0.5 --evaluate-every 2 --evaluate-batches 3"
+    " --micro-batch 1 --steps 4 --learning-rate 1e-2 --clip 0.5 --evaluate-every 2 --evaluate-sequences 3"
 ).split()
 LONG = {"layers": 16, "hidden": 16, "heads": 2, "sequence": 8, "batch": 256, "micro-batch": 64, "steps": 3}
 KEYS = ("loss", "gradient_norm", "validation_loss")
@@ -101,7 +101,7 @@ def compare_layout(number, layout, one):
         return
     # fp32: sums of up to 12 * 16 * 32 terms in another order, 2^-24 sqrt(6144) = 5e-6; four steps of
     # learning rate 1e-2 make of it at most ten times as much
-    for key in KEYS[:2] if "micro-batch" in layout else KEYS:  # which --evaluate-batches counts in
+    for key in KEYS:
         check(near(got[key], one[key], most=5e-5), f"{name}: {key}: {got[key]}, one process {one[key]}")
     if ranks == 2:  # a + b is b + a
         check(got == over_mpi, f"{name}: not the bits of MPI: {got} {over_mpi}")

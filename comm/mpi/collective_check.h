@@ -97,9 +97,11 @@ inline void check_ranks_agree(const std::vector<RankHash>& hashes) {
 
 // Waits until the background work of all ranks is done. Meanwhile the ranks keep exchanging their status, so
 // that no call times out because of a slow disk. Names slow ranks. Sets error if this rank's work failed;
-// returns true if no rank's did
-inline bool await_all_ranks(std::future<void>& work, const char* doing, std::string& error) {
-    enum { Done, Busy, Failed };
+// returns true if no rank's did. If gives_up() is true on a rank that still waits, all stop waiting: then
+// `given_up` is set, and false is returned
+inline bool await_all_ranks(std::future<void>& work, const char* doing, std::string& error,
+                            bool (*gives_up)() = nullptr, bool* given_up = nullptr) {
+    enum { Done, Busy, Failed, GivesUp };
     constexpr std::chrono::milliseconds tick(20);
     constexpr double patience = 5;  // seconds
     double began = seconds();
@@ -117,7 +119,12 @@ inline bool await_all_ranks(std::future<void>& work, const char* doing, std::str
             }
         }
 
-        std::vector<int64_t> all = gather_numbers(everyone(), {status}, doing);
+        int64_t said = status == Busy && gives_up && gives_up() ? (int64_t)GivesUp : status;
+        std::vector<int64_t> all = gather_numbers(everyone(), {said}, doing);
+        if (std::count(all.begin(), all.end(), GivesUp)) {
+            *given_up = true;
+            return false;
+        }
         if (!std::count(all.begin(), all.end(), Busy)) return !std::count(all.begin(), all.end(), Failed);
 
         if (named || world_rank() != 0 || seconds() - began < patience) continue;

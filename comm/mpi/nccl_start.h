@@ -37,7 +37,10 @@ struct Joining {
 };
 ncclComm_t join(const Group& g, ncclUniqueId id, bool beside_kernels) {
     auto joining = std::make_shared<Joining>();
-    joining->config.commName = handle_of(g).name.c_str();
+    auto set_name = [&](auto& config) {  // NCCL before 2.27 has no names
+        if constexpr (requires { config.commName; }) config.commName = handle_of(g).name.c_str();
+    };
+    set_name(joining->config);
     joining->config.maxCTAs = beside_kernels ? ctas_beside_kernels : most_ctas;
     std::thread joins([joining, id, size = g.size, rank = g.rank, device = current_device()] {
         try {
@@ -65,7 +68,8 @@ ncclComm_t join(const Group& g, ncclUniqueId id, bool beside_kernels) {
 }
 
 // NCCL connects two ranks when they first communicate, and the host blocks. A host that blocks in the middle
-// of a schedule may hold back what its neighbours wait for, so all connections are made here.
+// of a schedule may hold back what its neighbours wait for, so all connections are made here. Only links, of
+// two ranks, send and receive: their connections take memory of their own.
 void connect(const Group& g, const char* name) {
     auto* x = (int64_t*)device_malloc((g.size + 2) * sizeof(int64_t), name);
     set_zero(x, (g.size + 2) * sizeof(int64_t), nullptr);
@@ -77,13 +81,28 @@ void connect(const Group& g, const char* name) {
     connect_by(Collective::ReduceScatter, x + g.rank, x);
     connect_by(Collective::AllGather, x, x + g.rank);
 
-    group_begin();
-    connect_by(Collective::Send, nullptr, x + g.size, (g.rank + 1) % g.size);
-    connect_by(Collective::Receive, x + g.size + 1, nullptr, (g.rank + g.size - 1) % g.size);
-    group_end();
+    if (g.size == 2) {
+        group_begin();
+        connect_by(Collective::Send, nullptr, x + 2, 1 - g.rank);
+        connect_by(Collective::Receive, x + 3, nullptr, 1 - g.rank);
+        group_end();
+    }
 
     synchronize(nullptr);
     device_free(x);
+}
+
+// Settings of a site or a user that these calls cannot run with are replaced or refused; those that change
+// how many SMs NCCL takes are noted
+void check_environment() {
+    const char* blocking = getenv("CUDA_LAUNCH_BLOCKING");
+    if (world_size() > 1 && blocking && strcmp(blocking, "0") != 0)
+        fail("CUDA_LAUNCH_BLOCKING=%s over %d ranks: a rank would block in a send until its neighbour "
+             "receives: unset it", blocking, world_size());
+    for (const char* name : {"NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"})
+        if (world_rank() == 0 && getenv(name))
+            fprintf(stderr, "note: %s=%s replaces this program's choice of the SMs that NCCL takes beside "
+                            "GEMMs\n", name, getenv(name));
 }
 
 // NCCL knows a host by a hash, which NCCL_HOSTID replaces

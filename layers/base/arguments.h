@@ -93,7 +93,7 @@ inline std::string name_elsewhere(const std::string& name) {
         {"pipeline-model-parallel-size", "pipeline-parallel"}, {"grad-clip", "clip"}, {"clip-grad", "clip"},
         {"eval-interval", "evaluate-every"}, {"save-interval", "save-every"}, {"load", "resume"},
         {"out-dir", "save"}, {"prompt", "generate"}, {"max-new-tokens", "sample-tokens"},
-        {"vocab", "vocabulary"}, {"max-tokens", "sample-tokens"}, {"eval-iters", "evaluate-batches"},
+        {"vocab", "vocabulary"}, {"max-tokens", "sample-tokens"}, {"eval-iters", "evaluate-sequences"},
         {"resume-from", "resume"}, {"checkpoint", "resume"}, {"init-from", "resume"},
         {"max-seq-len", "sequence"}, {"gradient-clipping", "clip"}, {"dp", ""}, {"threads", ""},
         {"nodes", ""}, {"epochs", ""}, {"dropout", ""}};  // "": there is nothing like it

@@ -95,10 +95,12 @@ struct FileWriter {
         for (const char* p = (const char*)data; bytes;) {
             ssize_t n = pwrite(fd, p, std::min(bytes, (size_t)1 << 30), (off_t)offset);
             if (n < 0 && errno == EINTR) continue;
-            if (n <= 0)
-                fail("%s: cannot be written at offset %zu: %s%s", path.c_str(), offset,
-                     strerror(n < 0 ? errno : ENOSPC),
-                     access(path.c_str(), F_OK) == 0 ? "; the previous file is unchanged" : "");
+            if (n <= 0) {
+                int error = n < 0 ? errno : ENOSPC;  // before access() changes it
+                bool is_there = access(path.c_str(), F_OK) == 0;
+                fail("%s: cannot be written at offset %zu: %s%s", path.c_str(), offset, strerror(error),
+                     is_there ? "; the previous file is unchanged" : "");
+            }
             p += n;
             bytes -= (size_t)n;
             offset += (size_t)n;

@@ -2,6 +2,7 @@
 #pragma once
 #include "../../comm/mpi/hosts.h"
 #include "../run/metrics.h"
+#include "../run/resolve.h"
 #include "stage_plan.h"
 
 inline void print_run(const Run& run) {
@@ -71,13 +72,14 @@ inline void check_memory_suffices(const Run& run, double planned) {
     comm::all_end_on_error(error);
 }
 
-// --micro-batch auto: the largest that fits into `bytes` and still gives every stage of a pipeline a
-// micro-batch of its own
+// --micro-batch auto: the checkpoint's if it still fits (the same layout then gives the same bits), or the
+// largest that fits into `bytes` and still gives every stage of a pipeline a micro-batch of its own
 inline void choose_micro_batch(Run& run, double bytes, const Target& target = {}) {
     if (!run.automatic_micro_batch) return;
     Options& o = run.options;
     const Grid& g = run.grid;
     int common = common_share(o, run.state.samples_seen, g.d), best = 0;
+    int before = micro_batch_of_checkpoint(run, common);
     double wanted = 0;
     std::string refused;  // why the smallest has no valid schedule
     for (int b = 1; b <= common; b++) {
@@ -97,6 +99,7 @@ inline void choose_micro_batch(Run& run, double bytes, const Target& target = {}
         if (!wanted) wanted = most;
         if (most > bytes) break;
         best = b;
+        if (b == before) break;
     }
 
     if (!best && !wanted) fail("--micro-batch auto: not even 1 is possible: %s", refused.c_str());

@@ -86,16 +86,18 @@ inline std::string index_text(const RunState& s, const std::string& options, con
 // the number in "step-<digits>", or -1
 inline long step_of(const std::string& name) {
     if (name.rfind("step-", 0) != 0 || name.size() < 13 || name.size() > 20) return -1;
-    return name.find_first_not_of("0123456789", 5) == name.npos ? atol(name.c_str() + 5) : -1;
+    long step = name.find_first_not_of("0123456789", 5) == name.npos ? atol(name.c_str() + 5) : -1;
+    return step_name(step) == name ? step : -1;  // one name for each step
 }
 
 // names of the checkpoints in dir, newest first
 inline std::vector<std::string> list_checkpoints(const std::string& dir) {
     std::vector<std::string> out;
     std::error_code ignored;
-    for (auto& entry : std::filesystem::directory_iterator(dir, ignored))
-        if (step_of(entry.path().filename()) >= 0 && entry.is_directory(ignored))
-            out.push_back(entry.path().filename());
+    std::filesystem::directory_iterator at(dir, ignored), end;
+    for (; at != end; at.increment(ignored))
+        if (step_of(at->path().filename()) >= 0 && at->is_directory(ignored))
+            out.push_back(at->path().filename());
     std::sort(out.begin(), out.end(), [](auto& a, auto& b) { return step_of(a) > step_of(b); });
     return out;
 }

@@ -66,7 +66,8 @@ public:
     explicit FolderLock(const std::string& dir) : path(dir + "/.lock") {
         fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
         if (fd < 0) fail("%s: cannot be written: %s", path.c_str(), strerror(errno));
-        bool is_locked = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+        bool is_locked = flock(fd, LOCK_EX | LOCK_NB) != 0;
+        bool has_locks = !is_locked || errno == EWOULDBLOCK;  // Lustre without `-o flock` has none
 
         std::string there = holder(fd);
         mine = text("%s, process %d", this_host().c_str(), (int)getpid());
@@ -75,7 +76,7 @@ public:
             fstat(fd, &info) == 0 && info.st_size > 0 && there.rfind(this_host() + ",", 0) != 0;
 
         // a network file system may keep a dead host's flock() for minutes, so the heartbeat decides
-        if (is_elsewhere ? beats() : is_locked) refuse(there);
+        if (is_elsewhere || !has_locks ? info.st_size > 0 && beats() : is_locked) refuse(there);
         if (ftruncate(fd, 0) != 0 || pwrite(fd, mine.data(), mine.size(), 0) != (ssize_t)mine.size())
             fail("%s: cannot be written: %s", path.c_str(), strerror(errno));
 
@@ -131,7 +132,10 @@ public:
         for (auto& entry : std::filesystem::directory_iterator(dir, ignored)) {
             std::string name = entry.path().filename();
             bool partial = name.rfind(".step-", 0) == 0 && name.ends_with(".partial");
-            if (partial || is_replaced(name)) std::filesystem::remove_all(entry.path(), ignored);
+            std::string whole = dir + "/" + name.substr(0, name.rfind('.'));
+            // if it could not be restored, it is the only copy
+            bool was_replaced = is_replaced(name) && std::filesystem::exists(whole);
+            if (partial || was_replaced) std::filesystem::remove_all(entry.path(), ignored);
         }
     }
 };

@@ -134,6 +134,8 @@ inline void open_metrics(const Run& run) {
         const Json* tokens = at.find("tokens");
         is_other = run.state.step == 0 || !tokens || (uint64_t)tokens->integer(path) != run.state.tokens_seen;
     }
+    // its own file, whose last lines were lost with the power, or never written, ends before this step
+    if (!lines.empty() && lines.back().first < run.state.step && continues_metrics(run)) is_other = false;
     bool sets_aside = !lines.empty() && (is_other || (drops && !continues_metrics(run)));
     if (sets_aside) {
         std::string aside = path + ".previous";
@@ -241,6 +243,16 @@ public:
                run.state.step, run.last_step, r.loss, r.learning_rate, r.norm, speed, mfu.c_str(),
                (long)left / 60, (long)left % 60, validation.c_str());
         fflush(stdout);
+    }
+
+    // at the run's end: lines that could not be written until now
+    void write_pending() {
+        if (unwritten.empty()) return;
+        long steps = std::count(unwritten.begin(), unwritten.end(), '\n');
+        append_lines(run.options.metrics);
+        if (!unwritten.empty())
+            fprintf(stderr, "--metrics %s: lacks the last %s\n", run.options.metrics.c_str(),
+                    counted(steps, "step").c_str());
     }
 
     // prints, once, the cost of a --check-every step that found nothing; took: seconds of step and comparison

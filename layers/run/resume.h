@@ -141,8 +141,8 @@ inline bool load_newest(Run& run, Model& model, Optimizer* optimizer) {
         if (at_start && batch < batch_after(o, run.state.samples_seen))
             comm::all_end_on_error(
                 text("--resume %s: newer checkpoints are damaged, and %s is of an earlier part of "
-                     "the batch ramp: give --resume %s",
-                     o.resume.c_str(), checkpoint.folder.c_str(), checkpoint.folder.c_str()));
+                     "the batch ramp: give --resume-before %ld",
+                     o.resume.c_str(), checkpoint.folder.c_str(), checkpoint.state.step + 1));
 
         uint64_t training_set_size = run.state.training_set_size;
         uint64_t training_set_sum = run.state.training_set_sum, vocabulary_sum = run.state.vocabulary_sum;
@@ -163,7 +163,8 @@ inline bool load_newest(Run& run, Model& model, Optimizer* optimizer) {
             note_recipe_changes(run, checkpoint);
         }
 
-        if (o.resume_before && o.save == o.resume && run.is_rank0()) set_aside_newer(o.save, o.resume_before);
+        bool saves_there = run.trains() && run.state.step < run.last_step && o.save == o.resume;
+        if (o.resume_before && saves_there && run.is_rank0()) set_aside_newer(o.save, o.resume_before);
         return true;
     }
     return false;

@@ -35,7 +35,7 @@ struct Options : OptimizerOptions {
     long steps = 0, until_tokens = 0;
     long seed = 1234;
 
-    long evaluate_every = 0, evaluate_batches = 20, sample_every = 0;
+    long evaluate_every = 0, evaluate_sequences = 80, sample_every = 0;
     int sample_tokens = 64, top_k = 0;
     double temperature = 1, top_p = 1, repetition = 1;
 
@@ -196,6 +196,7 @@ struct Run {
     std::optional<Loader> validation;
     std::unique_ptr<Vocabulary> vocabulary;
     std::vector<Checkpoint> checkpoints;  // to resume from, newest first
+    long newest_listed = -1;  // step of the newest when they were looked for, even if it cannot be read
     std::vector<std::string> hosts;       // by rank
     StartTimes start_times;
     bool automatic_micro_batch = false;

@@ -68,6 +68,8 @@ inline void open_checkpoints(Run& run, int exit_code = 1) {
     comm::all_ranks_or_fail([&] {
         for (int look = 0;; look++) {
             try {
+                std::vector<std::string> there = list_checkpoints(o.resume);
+                run.newest_listed = there.empty() ? -1 : step_of(there[0]);
                 run.checkpoints = find_checkpoints(o.resume, o.resume_before);
                 return;
             } catch (const NewerFormat&) {

@@ -8,7 +8,7 @@
 //     write     every rank: its values and its table, in DIR/.step-N.partial
 //     publish   rank 0: vocabulary and index; then the folder is renamed
 //     verify    every rank: reads its file back, bypassing the page cache if possible, and compares values;
-//               then verifies its share of the older checkpoints that --keep counts
+//               then verifies its share of the newest older checkpoint, unless --keep is 1
 //     drop      rank 0: removes checkpoints beyond --keep
 //     tidy      rank 0, only after a failure: removes what the save left behind
 //   Each stage takes a step at least: a checkpoint appears during the third step after its own, or later.
@@ -153,13 +153,14 @@ inline void verify_rank_file(const std::string& folder, int rank, const Snapshot
         }
 }
 
-// Each rank verifies its share of the older checkpoints that --keep counts. A damaged one is marked and no
-// longer counts, so an older checkpoint is kept in its stead. false: one could not be read, or not marked
+// Each rank verifies its share of the newest older checkpoint, so that one that can be read stays: if it is
+// damaged it is marked and no longer counts, and the next is verified in its stead. (Those before it were
+// verified when they were written, and once more after that.) false: one could not be read, or not marked
 inline bool verify_older(const std::string& dir, long step, long keep, const comm::Group& world) {
     bool all_known = true;
     for (auto& name : list_checkpoints(dir)) {
         if (step_of(name) >= step) continue;
-        if (keep <= 1) return all_known;
+        if (keep <= 1) return true;
 
         std::string folder = dir + "/" + name;
         auto is_gone = [&] { return access((folder + "/index.json").c_str(), F_OK) != 0; };
@@ -167,7 +168,7 @@ inline bool verify_older(const std::string& dir, long step, long keep, const com
         try {
             Checkpoint c(folder);
             for (size_t i = world.rank; i < c.files.size(); i += world.size) c.verify_file(i);
-            keep--;
+            return all_known;
         } catch (const Damaged& e) {
             fprintf(stderr, "checkpoint %s is damaged, and is not counted: %s\n", folder.c_str(), e.what());
             if (is_gone()) continue;

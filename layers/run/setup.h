@@ -81,7 +81,8 @@ inline Setup setup_of(const Options& o, const Grid& grid, const Schedules& sched
                .workspace = target.workspace};
 
     if (!o.validation.empty())
-        s.micro_batches = (int)std::min((o.evaluate_batches + d - 1) / d, (long)evaluation_round(grid.p));
+        s.micro_batches = (int)std::min((o.evaluate_sequences + d * s.B - 1) / (d * s.B),
+                                        (long)evaluation_round(grid.p));
     for (auto& [batch, schedule] : schedules) {
         s.several_micro_batches |= schedule.shape.micro_batches > 1;
         s.loss_in_backward |= !loss_meets_backward(schedule);

@@ -55,6 +55,9 @@ inline void catch_stop_signals(bool speaks, bool is_alone) {
 // the run is about to end: a further signal must not interrupt the last save
 inline void notice_stop_signal() { stop_signal::is_noticed = 1; }
 
+// whether a signal has come: notices none
+inline bool is_stop_requested() { return stop_signal::is_requested; }
+
 // at a step's end: whether the run is to stop
 inline bool take_stop_signal() {
     stop_signal::is_noticed = stop_signal::is_requested;

@@ -75,8 +75,9 @@ void test_resume() {
     auto command = [&](const std::string& name) {
         return programs + "/train_gpt --train " + tokens + " --validation " + tokens +
             " --layers 2 --hidden 24 --heads 3 --sequence 16 --batch 6 --micro-batch 2 --steps 120 "
-            "--learning-rate 1e-2 --evaluate-every 5 --evaluate-batches 2 --save-every 3 --save " + s + "/" +
-            name + " --metrics " + s + "/" + name + ".jsonl --tuning " + s + "/tuning";  // one machine's
+            "--learning-rate 1e-2 --evaluate-every 5 --evaluate-sequences 4 --save-every 3 --save " + s +
+            "/" + name + " --metrics " + s + "/" + name + ".jsonl --tuning " + s +
+            "/tuning";  // one machine's
     };
 
     Outcome o = run(command("unbroken"));
@@ -125,6 +126,11 @@ void test_resume() {
     program_refuses("--train " + tokens + " --resume " + s + "/unbroken --seed 3", "leave --seed out");
     program_refuses("--train " + tokens + " --layers 2 --hidden 24 --heads 3 --sequence 16 --save " + s +
                     "/unbroken", "already holds checkpoints");
+    // a run that only looks renames nothing
+    o = run(programs + "/train_gpt --train " + tokens + " --validation " + tokens + " --resume " + s +
+            "/unbroken --steps 0 --resume-before 120");
+    check(o.code == 0 && o.out.find("nothing to do: the run is at step 117") != std::string::npos &&
+          is_complete(s + "/unbroken/" + step_name(120)), "--resume-before, --steps 0: " + o.out);
     // files that are read, of a checkpoint, or written twice
     std::string reads = "--train " + tokens + " --resume " + s + "/unbroken --save no ";
     for (const char* option : {"--record ", "--trace ", "--metrics "})

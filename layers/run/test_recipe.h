@@ -67,6 +67,15 @@ void test_recipe() {
         differ_by_epoch = differ_by_epoch || equal.sets[0].order(n) != equal.sets[0].order(n + 12);
     }
     check(equal.sets[0].samples() == 12 && differ && differ_by_epoch, "each set and epoch has its own order");
+    std::filesystem::create_directories(scratch_folder + "/a");
+    make_tokens("a/first.bin", 100, 257, 2);
+    auto choose = [](const std::string& folder) {
+        std::vector<std::pair<int, uint64_t>> out;
+        Blend two(parse_sets({"2:" + folder + "/first.bin", "3:" + folder + "/a/first.bin"}), 8, 1);
+        for (auto& c : two.choose(0, 60)) out.push_back({c.set, c.index});
+        return out;
+    };
+    check(choose(scratch_folder) == choose(scratch_folder + "/."), "sets of one name, spelt otherwise");
     auto sets = parse_sets({".25:a/books3.bin", "3:b.train.bin"});
     check(sets.size() == 2 && sets[0].weight == 0.25 && sets[0].name == "books3" && sets[1].name == "b" &&
           sets[1].files[0] == "b.train.bin", "WEIGHT:FILE");

@@ -236,9 +236,14 @@ StepReports exchange_reports(StepResult& result, Run& run, Trainer& trainer, con
 
     size_t sets = run.train->sets.size();
     StepReports reports = gather_reports(model, samples.micro_batches, set_of, sets, mine);
-    bool waits = reports.any(&RankReport::still_reads);
-    if (waits && !comm::await_all_ranks(trainer.reader->reading, "reading samples", trainer.data_error))
-        for (RankReport& report : reports.by_rank) report.lacks_data = true;  // the run ends, with a save
+    // a disk that hangs must not prevent the save of a run that needs no further samples
+    bool ends = reports.any(&RankReport::stops) || run.state.step >= run.last_step;
+    bool waits = reports.any(&RankReport::still_reads) && !ends;
+    bool given_up = false;
+    if (waits && !comm::await_all_ranks(trainer.reader->reading, "reading samples", trainer.data_error,
+                                        is_stop_requested, &given_up))
+        for (RankReport& report : reports.by_rank)  // the run ends, with a save
+            (given_up ? report.stops : report.lacks_data) = true;
     for (size_t set = 0; set < sets; set++) {
         result.loss += reports.losses[set] / samples.counted_tokens();
         double tokens = (double)samples.counted[set];
@@ -285,19 +290,19 @@ static bool add_validation_losses(double& sum, Run& run, Trainer& trainer,
     return true;
 }
 
-// loss: the mean over at most --evaluate-batches micro-batches, spread evenly over the validation set; in
-// rounds of as many as the buffers hold. Returns false if any rank cannot read it.
+// loss: the mean over at most --evaluate-sequences samples, spread evenly over the validation set, the same
+// in every layout; in rounds of as many as the buffers hold. Returns false if any rank cannot read it.
 bool evaluate_loss(std::optional<double>& loss, Run& run, Trainer& trainer) {
     const Setup& setup = trainer.model->setup;
     uint64_t all = run.validation->samples();
-    uint64_t count = std::min(all, run.options.evaluate_batches * (uint64_t)setup.B);
+    uint64_t count = std::min(all, (uint64_t)run.options.evaluate_sequences);
     uint64_t round = (uint64_t)setup.micro_batches * run.grid.d * setup.B;
 
     double sum = 0, counted = 0;
     for (uint64_t first = 0; first < count; first += round) {
         std::vector<uint64_t> chosen;
         for (uint64_t k = first; k < std::min(first + round, count); k++)
-            chosen.push_back((uint64_t)((double)k * (double)all / (double)count));
+            chosen.push_back((uint64_t)((unsigned __int128)k * all / count));
 
         if (!add_validation_losses(sum, run, trainer, chosen)) return false;
         for (uint64_t sample : chosen) counted += (double)run.validation->counted(sample);
@@ -325,7 +330,7 @@ void report_nothing_to_do(Run& run, Trainer& trainer) {
 static void refuse_newer_checkpoints(const Run& run) {
     const Options& o = run.options;
     bool resumes_there = !run.checkpoints.empty() && o.resume == o.save;
-    long from = resumes_there ? run.checkpoints[0].state.step : -1;
+    long from = resumes_there ? std::max(run.newest_listed, run.checkpoints[0].state.step) : -1;
     for (auto& name : list_checkpoints(o.save))
         if (step_of(name) > from && !o.resume_before && is_complete(o.save + "/" + name))
             fail("--save %s: another run has ended meanwhile and left %s there: start again",
@@ -392,6 +397,9 @@ static void check_save_attempts(const Run& run, const Trainer& trainer) {
     int failed = trainer.writer->failed_attempts();
     if (failed < run.options.save_attempts) return;
     std::string what = failed == 1 ? "a save has failed" : text("%d saves in a row have failed", failed);
+    if (trainer.writer->is_stuck())
+        what = text("an earlier save has been running for %.0f s, and %d in a row were skipped or failed",
+                    trainer.writer->seconds_under_way(), failed);
     comm::all_end_on_error(text("%s: --save %s: free space, repair the file system, or choose another folder",
                                 what.c_str(), run.options.save.c_str()));
 }
@@ -483,8 +491,9 @@ static void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
     if (!stops) return way == "back" ? go_back(result, run, trainer) : void();
 
     finish_save(run, trainer, save_patience());
-    comm::all_end_on_error(what + ": lower --learning-rate, choose --on-spike skip or back, or resume from "
-                               "an earlier checkpoint (--resume-before)", exit_diverged);
+    std::string others = way == "stop" ? "choose --on-spike skip or back, " : "";
+    comm::all_end_on_error(what + ": lower --learning-rate, " + others + "or resume from an earlier "
+                               "checkpoint (--resume-before)", exit_diverged);
 }
 
 void act_on_reports(const StepReports& reports, StepResult& result, Run& run, Trainer& trainer) {
@@ -529,9 +538,10 @@ void end_training(Run& run, Trainer& trainer, bool has_begun) {
     synchronize(trainer.model->stream);  // here, where ranks that are lost are noticed
     if (long left = comm::unawaited_calls())
         fail("%ld calls were never waited for: this is a bug", left);
-    if (trainer.stop && run.is_rank0())
+    if (trainer.stop && run.state.step < run.last_step && run.is_rank0())
         printf("stopped by a signal after step %ld%s%s\n", run.state.step,
                o.save.empty() ? "" : ": continue with --resume ", o.save.c_str());
     if (has_begun || o.resume != o.save) save_now(run, trainer);
+    trainer.reporter->write_pending();
     if (run.is_rank0()) fputs(draws_of(*run.train, run.state.samples_seen).c_str(), stdout);
 }

@@ -68,7 +68,7 @@ StepReports exchange_reports(StepResult& result, Run& run, Trainer& trainer, con
 
 // ---- after a step ----------------------------------------------------------------------------------------
 
-// The mean validation loss over at most --evaluate-batches micro-batches; false if any rank cannot read them
+// The mean validation loss over at most --evaluate-sequences samples; false if any rank cannot read them
 bool evaluate_loss(std::optional<double>& loss, Run& run, Trainer& trainer);
 
 // progress lines and --metrics; tokens: in the step

@@ -130,6 +130,7 @@ static void build(Trainer& trainer, Run& run, Schedules schedules, const StagePl
     if (run.checkpoints.empty()) initialise_parameters(model, trainer.optimizer.get(), (uint64_t)o.seed);
     else resume_newest(run, model, trainer.optimizer.get());
     if (!run.checkpoints.empty()) trainer.loaded_step = run.state.step;
+    if (training) resolve_last_step(run);  // again: the newest checkpoint may have been damaged
     run.start_times.end("parameters");
 
     // what is chosen by timing (autotune.h): from the checkpoint or --tuning, else timed below, in tune()

@@ -328,7 +328,11 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
     comm->segment = id.internal;
     size_t bytes = sizeof(SharedComm) + (size_t)size * size * sizeof(Channel);
     comm->shared = (SharedComm*)share(comm->segment, bytes);
-    comm->name = config->commName ? config->commName : comm->segment;
+    comm->name = comm->segment;
+    auto take_name = [&](auto* c) {  // NCCL before 2.27 has no names
+        if constexpr (requires { c->commName; }) comm->name = c->commName ? c->commName : comm->name;
+    };
+    take_name(config);
     comm->rank = rank;
     comm->size = size;
     comm->sent.resize(size);
