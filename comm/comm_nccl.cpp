@@ -62,7 +62,8 @@ void start(int* argc, char*** argv) {
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1);
-    if (driver_version() < 12080) setenv("NCCL_NVLS_ENABLE", "0", 0);
+    bool is_old = driver_version() < 12080 || (kernel_driver() > 0 && kernel_driver() < 570);
+    if (is_old) setenv("NCCL_NVLS_ENABLE", "0", 0);
     setenv("NCCL_RUNTIME_CONNECT", "0", 1);
     setenv("NCCL_COMM_BLOCKING", "1", 1);  // otherwise calls return before they are enqueued
     if (!launched()) return;

@@ -23,6 +23,8 @@ HANGS = re.compile(r"waits for ranks? ([\d ]+), which does not answer")
 ABORT = re.compile(
     r"(?:MPI_ABORT was invoked on rank |Abort\(\d+\) on node \d+ \(rank |MPI_Abort\(.*\) - process )(\d+)"
 )
+# the device of one of them hangs: whoever says so first is no nearer to it than the others
+ALL_ANSWER = re.compile(r"all ranks answer, and")
 ALL_END = re.compile(ABORTED + "|Job step aborted")  # from here on all are killed
 SPIKE = re.compile(r"train_gpt: step \d+: loss .*: (?:not finite|a spike)")
 
@@ -51,7 +53,7 @@ def named_hosts(printed, known, hosts, each):
     host_of = lambda rank: hosts[min(rank // each, len(hosts) - 1)]  # ranks fill host after host
     if hangs and not found:
         found = {host_of(int(rank)): "hangs" for rank in hangs[1].split()}
-    if abort and not found:
+    if abort and not found and not ALL_ANSWER.search(printed):
         found = {host_of(int(abort[1])): "fails"}
 
     for rank, name in MEMORY.findall(printed):

@@ -233,6 +233,7 @@ def test_named_by_log():
          {"d": "fails"}),
         ("application called MPI_Abort(MPI_COMM_WORLD, 1) - process 3", {"b": "fails"}),
         ("waits for rank 5, which does not answer\nMPI_ABORT was invoked on rank 0", {"c": "hangs"}),
+        ("all ranks answer, and all ranks of this group\nMPI_ABORT was invoked on rank 7", {}),
         (
             "train_gpt: b: step 12 read other master weights\nMPI_ABORT was invoked on rank 2",
             {"b": "memory"},

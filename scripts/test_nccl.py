@@ -119,13 +119,22 @@ def check_faults():
     program = f"{nccl}/train_gpt"
 
     # world has one call per step, after which the host waits; for the others, the next call reports it
-    for group, call in (("tensor", 11), ("forward", 11), ("backward", 11), ("world", 8)):
+    for group, call in (("tensor", 11), ("forward", 11), ("backward", 11), ("world", 6)):
         begun = time.time()
         fails = f"group {group}:{call}"
         done = start(program, 4, [*arguments, "--comm-timeout", "60"], NCCL_ON_CPU_FAIL=fails)
         said = f"group {group}, ranks [^\n]*: remote process exited or there was a network error"
         good = done.returncode != 0 and re.search(said, done.stderr)
         check(good and time.time() - begun < 50, f"a broken link of {group}: {done.stderr[-700:]}")
+
+    # settings of a site that these calls cannot run with
+    crossing = [*arguments[:-4], *words({"pipeline-parallel": 2, "pipeline-chunks": 2, "pipeline-group": 4})]
+    site = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_MAX_CTAS": "4"}
+    done = start(program, 2, crossing, **site)
+    noted = "NCCL_MAX_CTAS=4 replaces this program's choice" in done.stderr
+    check(done.returncode == 0 and noted, f"a site's settings: {done.returncode} {done.stderr[-700:]}")
+    done = start(program, 2, crossing, CUDA_LAUNCH_BLOCKING="1")
+    check(done.returncode == 1 and "unset it" in done.stderr, f"blocking launches: {done.stderr[-700:]}")
 
     # with room for one call at a time the neighbours of a pipeline wait for one another: the stand-in says so
     done = start(program, 4, arguments, NCCL_ON_CPU_RESIDENT="1")

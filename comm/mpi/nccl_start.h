@@ -8,6 +8,7 @@
 #include <nccl.h>
 #include <atomic>
 #include <exception>
+#include <fstream>
 #include <memory>
 #include <thread>
 #include "mpi_world.h"
@@ -90,6 +91,15 @@ void connect(const Group& g, const char* name) {
 
     synchronize(nullptr);
     device_free(x);
+}
+
+// The kernel driver's major version, 570 for CUDA 12.8's; a container's libcuda may be newer. 0: not known
+int kernel_driver() {
+    std::ifstream file("/proc/driver/nvidia/version");
+    std::string line, before = "Module ";
+    std::getline(file, line);
+    size_t at = line.find(before);
+    return at == line.npos ? 0 : atoi(line.c_str() + line.find_first_of("0123456789", at));
 }
 
 // Settings of a site or a user that these calls cannot run with are replaced or refused; those that change
