@@ -135,7 +135,10 @@ struct Tokenizer {
                     return piece.count;
                 };
 
-                bool is_asked = document.find("prompt") || document.find("answer");
+                bool has_text = document.find("text");  // other fields beside it are not read
+                if (has_text && document.find("prompt") && document.find("answer"))
+                    fail("has \"text\", \"prompt\" and \"answer\": leave out what is not to be learnt");
+                bool is_asked = !has_text && (document.find("prompt") || document.find("answer"));
                 size_t answer = is_asked ? encode("prompt") : 0, end = encode(is_asked ? "answer" : "text");
                 piece.documents.push_back({end, is_asked ? answer : no_answer});
             } catch (const Error& e) {

@@ -230,7 +230,10 @@ def main():
     check_arguments(args, options.checkpoint)
     tensors = read_tensors(options.checkpoint)
     padded = tensors.get("embedding.word_embeddings.weight", torch.empty(0)).shape[0]
-    vocabulary = options.vocabulary or getattr(args, "vocab_size", None) or padded
+    said = getattr(args, "vocab_size", None)
+    if said and str(getattr(args, "tokenizer_type", "")).startswith("Null"):
+        said += 1  # a NullTokenizer's end-of-document token comes behind its vocab_size
+    vocabulary = options.vocabulary or said or padded
     if not 0 < vocabulary <= padded:
         fail(f"--vocabulary {vocabulary}: the checkpoint has {padded} rows of embeddings")
 

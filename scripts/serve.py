@@ -27,6 +27,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -191,16 +192,23 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         self.handled(self.post)
 
+    @property
+    def page(self):
+        return urllib.parse.unquote(urllib.parse.urlsplit(self.path).path).rstrip("/")
+
     def get(self):
         model = {"id": self.server.name, "object": "model", "created": self.server.created}
-        if self.path == "/v1/models":
-            return self.answer({"object": "list", "data": [model | {"owned_by": "train_gpt"}]})
-        if self.path == "/health":
+        model["owned_by"] = "train_gpt"
+        if self.page == "/v1/models":
+            return self.answer({"object": "list", "data": [model]})
+        if self.page == f"/v1/models/{self.server.name}":
+            return self.answer(model)
+        if self.page == "/health":
             up = self.server.engine.process.poll() is None
             return self.answer(
                 {"status": "ok" if up else "the model's process has ended"}, 200 if up else 500
             )
-        if self.path == "/tokenizer_info":
+        if self.page == "/tokenizer_info":
             info, special = self.server.engine.info, {"eos_token": END_OF_TEXT, "bos_token": END_OF_TEXT}
             sizes = {"vocab_size": info["vocabulary"], "model_max_length": info["sequence"]}
             return self.answer({**special, "pad_token": None, **sizes})
@@ -228,9 +236,9 @@ class Handler(BaseHTTPRequestHandler):
     def post(self):
         body = self.body()
         engine = self.server.engine
-        if self.path == "/v1/completions":
+        if self.page == "/v1/completions":
             return self.complete(body)
-        if self.path == "/tokenize":
+        if self.page == "/tokenize":
             if not isinstance(body.get("prompt"), str):
                 raise Refused("prompt: expected a string")
             tokens = engine.tokenize(body["prompt"])
@@ -238,7 +246,7 @@ class Handler(BaseHTTPRequestHandler):
                 {"tokens": tokens, "count": len(tokens), "max_model_len": engine.info["sequence"]}
             )
 
-        if self.path == "/detokenize":
+        if self.page == "/detokenize":
             if not is_tokens(body.get("tokens")):
                 raise Refused("tokens: expected a list of tokens")
             tokens, pieces = engine.echo(body["tokens"]) if body["tokens"] else ([], [])

@@ -445,6 +445,9 @@ refused "would overwrite" $bin/tokenize --decode "$work/text.train.bin" \
 printf '{"text": "a"}\n' > "$work/single.jsonl"
 refused "cannot be in both files: leave the option out" $bin/tokenize --vocabulary bytes --validation 0.5 \
     --output "$work/none" "$work/single.jsonl"
+printf '{"text": "a passage", "prompt": "Q"}\n{"prompt": "Q", "answer": "A"}\n' > "$work/both.jsonl"
+expect "a text beside a prompt" $bin/tokenize --vocabulary bytes --output "$work/both" "$work/both.jsonl"
+expect "is the document" grep -q "^a passage.*QA" <($bin/tokenize --decode "$work/both.bin" | tr -d '\n')
 refused "did you mean --to-huggingface" $bin/convert --to-hugingface x
 count_checks scripts/test_convert.py build/cpu-fp32
 expect "bias of adjectives and toxic words" biased --samples 3 --tokens 9 \

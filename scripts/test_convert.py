@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import random
+import re
 import struct
 import sys
 import tempfile
@@ -263,6 +264,24 @@ def test_tokenizers(work, _tensors):
         f.write('{"context": "a", "continuations": ["b"]}\n')
     asked = ["--task", "requests", "--from", f"{work}/own.jsonl", "--vocabulary", f"{work}/other.bpe"]
     good("tasks", *asked, "--output", f"{work}/other.eval")
+
+    # one's own requests are encoded as lm-evaluation-harness does: white space at a context's end belongs to
+    # the continuation, and a merge across the border is refused
+    scores = []
+    for context, continuation in (("a ", "b"), ("a", " b"), ("a", "b")):
+        with open(f"{work}/own.jsonl", "w") as f:
+            f.write(json.dumps({"context": context, "continuations": [continuation]}) + "\n")
+        asked[5:] = [f"{work}/vocab.bpe", "--output", f"{work}/own.eval"]
+        if continuation == "b" and context == "a":
+            refused("has no token of its own", *asked, program="tasks")
+            break
+        good("tasks", *asked)
+        out = ["--results", f"{work}/own.json"]
+        good("train_gpt", "--resume", f"{work}/merged", "--evaluate", f"{work}/own.eval", *out)
+        scores.append(json.load(open(f"{work}/own.json")))
+    texts = [re.findall(r'"log_likelihoods?": ([^,}\]]*-[^,}\]]*)', json.dumps(score)) for score in scores]
+    check(texts[0] and texts[0] == texts[1], f"the same tokens, the same scores: {texts}")
+
     merged, tokens = f"{work}/merged.bin", f"{work}/other.bin"
     resumed = ["--resume", f"{work}/merged", "--steps", 2, "--save", "no"]
     for says, arguments in (

@@ -229,6 +229,8 @@ def test_texts(work):
             check(answer.items() <= got.items(), f"{path} {body}: {got}")
 
         check(server.ask(None, "/v1/models", "GET")[1]["data"][0]["id"] == "model", "the model's name")
+        for page in ("/v1/models/model", "/v1/models/model/?x=1"):
+            check(server.ask(None, page, "GET")[1]["id"] == "model", f"one model: {page}")
 
 
 def test_refused(work):

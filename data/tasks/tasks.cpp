@@ -117,6 +117,22 @@ void check_gold(EvalFile& e, const std::vector<DocumentRequests>& all) {
              first->document->where.c_str());
 }
 
+// The tokens of a continuation in one's own requests, as today's lm-evaluation-harness finds them: white
+// space at the context's end moves to the continuation, and both are encoded together. (The tasks' wording
+// is of 2021, when each was encoded by itself.)
+std::vector<int> tokens_behind(std::string& context, std::string continuation, const Vocabulary& v,
+                               const std::string& where) {
+    size_t end = context.find_last_not_of(" \t\n\r\f\v") + 1;
+    continuation = context.substr(end) + continuation;
+    context.resize(end);
+    std::vector<int> all = encode_text(v, context + continuation);
+    size_t own = encode_text(v, context).size();
+    if (all.size() <= own)
+        fail("%s: the continuation has no token of its own, as the context's last one takes it in: end the "
+             "context with a whole word", where.c_str());
+    return {all.begin() + (long)own, all.end()};
+}
+
 EvalFile encode_task(const TaskForm& task, const std::vector<DocumentRequests>& all, const Vocabulary& v) {
     EvalFile e = describe_task(task, v);
     Encoder encoder(v);
@@ -130,6 +146,10 @@ EvalFile encode_task(const TaskForm& task, const std::vector<DocumentRequests>& 
         return {from, (int64_t)e.tokens.size() - from};
     };
 
+    auto add_tokens = [&](const std::vector<int>& tokens) -> std::pair<int64_t, int64_t> {
+        e.tokens.insert(e.tokens.end(), tokens.begin(), tokens.end());
+        return {(int64_t)(e.tokens.size() - tokens.size()), (int64_t)tokens.size()};
+    };
     std::map<std::string, int64_t> groups;
     std::pair<int64_t, int64_t> prior = {-1, 0};
     if (task.prior) prior = add(task.prior);
@@ -148,9 +168,12 @@ EvalFile encode_task(const TaskForm& task, const std::vector<DocumentRequests>& 
 
         std::map<std::string, std::pair<int64_t, int64_t>> contexts;
         for (auto& r : item.requests) {
-            if (!contexts.count(r.context)) contexts[r.context] = add(r.context);
-            auto [context, length] = contexts[r.context];
-            auto [from, n] = add(r.continuation);
+            std::string before = r.context;
+            auto [from, n] = !strcmp(task.task, "requests") && !before.empty()
+                ? add_tokens(tokens_behind(before, r.continuation, v, item.document->where))
+                : add(r.continuation);
+            if (!contexts.count(before)) contexts[before] = add(before);
+            auto [context, length] = contexts[before];
             bool blank = r.continuation[0] == ' ';
             int64_t characters = (int64_t)code_points(r.continuation, item.document->where).size() - blank;
             e.requests.push_back({context, length, from, n, characters});
