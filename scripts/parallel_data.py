@@ -163,7 +163,7 @@ def test_blends():
 
     # what is drawn from each set, planned and at a run's end; 30 samples: 21 and 9
     planned = run(1, [*MODEL, *blend, "--plan"])
-    done = run(1, [*DATA, *MODEL, *blend, "--resume", f"{work}/blend_half"])
+    done = run(1, [*DATA[2:], *MODEL, *blend, "--resume", f"{work}/blend_half"])
     for name, out in (("planned", planned), ("at the end", done)):
         rows = re.findall(r"^(text\S*) +(0\.\d+) +(\S+) +(\S+) +(\S+)$", out.stdout, re.M)
         check(

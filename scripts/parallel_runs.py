@@ -35,7 +35,8 @@ def values(name):
 
 
 def train(name, ranks, extra, resume=None, **where):
-    arguments = [*DATA, *MODEL, "--save", f"{work}/{name}", "--metrics", f"{work}/{name}.jsonl", *extra]
+    data = DATA[2:] if "--train" in extra else DATA
+    arguments = [*data, *MODEL, "--save", f"{work}/{name}", "--metrics", f"{work}/{name}.jsonl", *extra]
     if resume:
         arguments += ["--resume", f"{work}/{resume}"]
     result = run(ranks, arguments, **where)
