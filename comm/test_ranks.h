@@ -105,6 +105,15 @@ void test_ranks() {
     ranks_calls<double>(world, first, "fp64");
     ranks_calls<int64_t>(world, first, "int64");
 
+    // three quarters of a unit of the last place: to the nearest, not cut off
+    bf16 addend = bf16(world.rank == 0 ? 1.0f : world.rank == 1 ? 3 * 0x1p-9f : 0.0f);
+    bf16* sum = (bf16*)device_malloc(sizeof addend, "a test");
+    copy_to_device(sum, &addend, sizeof addend, nullptr);
+    comm::all_reduce(world, sum, 1, comm::Op::Sum, "a test", nullptr);
+    copy_to_host(&addend, sum, sizeof addend, nullptr);
+    check((float)addend == (world.size > 1 ? 1 + 0x1p-7f : 1), "a sum in bf16 is rounded to the nearest");
+    device_free(sum);
+
     // what four ranks send for 400 bytes in all, and how many values a call of 100 each has
     struct { comm::Collective kind; long sent, whole; } kinds[] = {
         {comm::Collective::AllReduce, 600, 100}, {comm::Collective::ReduceScatter, 300, 100L * world.size},

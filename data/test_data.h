@@ -138,6 +138,11 @@ void test_loader() {
     write_file(path, header + tokens);
     TokenFile(path).read(t.data(), 0, 4, 50257);
     check(t == std::vector<int>({5, 6, 7, 50000}), "llm.c's file");
+    TokenFile changing(path);
+    usleep(20000);  // a file system's clock may be coarse
+    patch(path, 1024, "x");
+    refuses("has been written to while it was in use", [&] { changing.read(t.data(), 0, 4, 50257); });
+    write_file(path, header + tokens);
     refuses("token 50000 at offset 1030", [&] { TokenFile(path).read(t.data(), 0, 4, 50000); });
     refuses("truncated or damaged", [&] { write_file(path, header + tokens.substr(1)); TokenFile f(path); });
     write_file(path, tokens);
@@ -149,6 +154,11 @@ void test_loader() {
     write_file(index, idx(8, 3, 6));
     TokenFile(path).read(t.data(), 0, 4, 50257);
     check(t == std::vector<int>({5, 6, 7, 50000}), "Megatron-LM's pair");
+    write_file(path, bytes(5, 6, 70000));  // type 4: int32
+    write_file(index, idx(4, 2, 8).replace(34, 8, bytes(2, 1)));
+    TokenFile(path).read(t.data(), 0, 3, 70001);
+    check(std::vector<int>(t.begin(), t.begin() + 3) == std::vector<int>({5, 6, 70000}), "of int32");
+    write_file(path, tokens);
     refuses("has token type 3", [&] { write_file(index, idx(3, 3, 6)); TokenFile f(path); });
     refuses("expected pointer 6", [&] { write_file(index, idx(8, 3, 4)); TokenFile f(path); });
     refuses("its index", [&] { write_file(index, idx(8, 2, 4)); TokenFile f(path); });
@@ -189,6 +199,9 @@ void test_tokenizer() {
     check(words("\xc3\xa9t\xc3\xa9 \xe4\xbd\xa0\xe5\xa5\xbd \xc2\xbd\xe2\x82\xac") ==
               W({"\xc3\xa9t\xc3\xa9", " \xe4\xbd\xa0\xe5\xa5\xbd", " \xc2\xbd", "\xe2\x82\xac"}),
           "letters, numbers and signs beyond ASCII");
+    check(words("\xce\xb1\xce\xb2 \xd0\xb4\xd0\xb0 \xc3\xa9 \xd7\xa9\xd7\x9c \xd8\xb9\xd8\xb1") ==
+              W({"\xce\xb1\xce\xb2", " \xd0\xb4\xd0\xb0", " \xc3\xa9", " \xd7\xa9\xd7\x9c",
+                 " \xd8\xb9\xd8\xb1"}), "Greek, Cyrillic, French, Hebrew and Arabic letters");
     check(words("a\xc2\xa0\xc2\xa0" "b\xe3\x80\x80") == W({"a", "\xc2\xa0", "\xc2\xa0", "b", "\xe3\x80\x80"}),
           "spaces beyond ASCII");
     check(words("a\xff\xc0\x80 \xed\xa0\x80 b\xe4\xbd") == W({"a", "\xff\xc0\x80", " \xed\xa0\x80", " b",

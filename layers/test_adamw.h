@@ -314,8 +314,23 @@ void kernels_sums() {
     }
 }
 
+// a slice of more spans than there are parts, and one that ends within a part
+void kernels_square_sums() {
+    long n = 4096L * square_sum_parts + flag_span, m = 4096 * 3 + flag_span;
+    R g(random_values<real>(n + m, 4));
+    Both<uint8_t> flags(std::vector<uint8_t>((n + m) / flag_span, flag_in_norm));
+    Both<Slice> slices(std::vector<Slice>{{0, n, 0, 0, square_sum_cut(n)}, {n, m, n, 1, square_sum_cut(m)}});
+    Both<double> sums(2), parts(2 * square_sum_parts);
+    both_ways([&] { return SquareSums{sums, parts, g, flags, slices, 2}; });
+    std::vector<double> plain(2, 0);
+    for (long i = 0; i < n + m; i++) plain[i >= n] += (double)g.host[i] * g.host[i];
+    close("square sums of long slices, ref", sums.host, plain, 1e-12);
+    close("square sums of long slices", sums.back(), plain, 1e-12);
+}
+
 void kernels_adamw() {
     kernels_add_values();
+    kernels_square_sums();
     kernels_sums();
     constexpr bool halves = !master_is_parameter;
     check_adamw<real, halves>(" in real");

@@ -130,7 +130,8 @@ void kernels_layernorm() {
                         {2, 4096},
                         {3, 5120},
                         {140, 16384},
-                        {1, 20480}}) {
+                        {1, 20480},
+                        {4096, 8}}) {  // more rows than parts of 64
         X x(random_values<floatX>(N * C, 1)), w(random_values<floatX>(C, 2)), b(random_values<floatX>(C, 3)),
             y(N * C);
         X dy(random_values<floatX>(N * C, 4)), dx(random_values<floatX>(N * C, 5));
@@ -161,6 +162,24 @@ void kernels_layernorm() {
             both_ways([&] { return BiasBackward{dbias, dx, scratch, N, C, add}; });
             dbias.compare("bias" + what, sizeof(floatX) == 2 ? rounding : sums_tolerance);
         }
+    }
+
+    // rows whose mean is a thousand times their deviation: E[x^2] - mean^2 would have no digit left. The
+    // mean's own rounding is 6e-5 of a deviation
+    int N = 7, C = 300;
+    std::vector<floatX> rows = random_values<floatX>(N * C, 1, sizeof(floatX) == 2 ? 8 : 1);
+    for (floatX& each : rows) each = floatX(real(each) + 1000);
+    X x(rows), w(random_values<floatX>(C, 2)), b(random_values<floatX>(C, 3)), y(N * C);
+    R mean(N), rstd(N);
+    both_ways([&] { return LayerNormForward{y, {mean, rstd}, x, w, b, N, C}; });
+    y.compare("layernorm of shifted rows", std::max(rounding, sizeof(real) == 4 ? 1e-3 : 0));
+    for (int n = 0; n < N; n++) {
+        double sum = 0, squares = 0;
+        for (int c = 0; c < C; c++) sum += (double)real(rows[n * C + c]);
+        for (int c = 0; c < C; c++) squares += std::pow((double)real(rows[n * C + c]) - sum / C, 2);
+        double want = 1 / std::sqrt(squares / C + 1e-5);
+        for (real got : {rstd.host[n], rstd.back()[n]})
+            check(std::abs((double)got / want - 1) < 1e-4, text("rstd of shifted row %d", n));
     }
 }
 
@@ -327,6 +346,8 @@ void kernels_fp8() {
         gpu::fp8_gelu_backward(dy.device, db.device, up.device, sums.device, N, C, false, on_device, nullptr);
         ref::fp8_gelu_backward(dy.ref(), db.ref(), up.ref(), nullptr, N, C, false, wanted, nullptr);
         same_scale("scale of gelu's dx");
+        dy.compare("gelu's dx, with its scale" + size, rounding);
+        db.compare("gelu's db, with a scale" + size, sums_tolerance);
         check(scale.host[0].scale == fp8_scale(900, e5m2::largest).scale, "decided by the largest" + size);
     }
 
@@ -361,6 +382,42 @@ void kernels_fp8() {
     check(y_off < forward && y_off > forward / 16, text("a layer in fp8: y is off by %g", y_off));
     check(dx_off < backward && dx_off > backward / 16, text("a layer in fp8: dx is off by %g", dx_off));
     check(dw_off < backward && dw_off > backward / 16, text("a layer in fp8: dw is off by %g", dw_off));
+
+    // the two of the MLP: GELU behind a layer, whose output is kept rounded, and its gradient before one
+    if (biased) {
+        X up(N * OC), z(N * OC), before(random_values<floatX>(N * C, 6, 2)), want_d_up(N * C);
+        R db(random_values<real>(C, 7)), sums(column_sum_scratch(C));
+        Both<uint8_t> z_t(N * OC);
+        Fp8Input of_gelu = {(e4m3*)z_t.device, scales.device + 1};
+        compute(InFp8<LinearGeluForward>{{z.device, up.device, x.device, w.device, b.device, N, C, OC}, f,
+                                         {.x = kept, .y = of_gelu}}, nullptr);
+        LinearGeluForward{z.ref(), up.ref(), x.ref(), w.ref(), b.ref(), N, C, OC}.ref(nullptr);
+        double up_off = rms_off(up.back(), up.host);
+        check(up_off < forward && up_off > forward / 16, text("GELU in fp8: up is off by %g", up_off));
+        std::vector<double> rounded(N * OC);  // from its transpose
+        std::vector<uint8_t> codes = z_t.back();
+        real inverse = real(scales.back()[1].inverse);
+        for (int n = 0; n < N; n++)
+            for (int c = 0; c < OC; c++)
+                rounded[n * OC + c] = (double)((float)std::bit_cast<e4m3>(codes[c * N + n]) * inverse);
+        double z_off = rms_off(rounded, z.host);
+        check(z_off < 1.5 * forward && z_off > forward / 16, text("GELU in fp8: off by %g", z_off));
+
+        R dw_of(random_values<real>(OC * C, 5));
+        f.d_up_scale = scales.device + 1;
+        LinearOfGeluBackward layer = {dx.device, dw_of.device, db.device, dy.device, nullptr, before.device,
+                                      w.device, sums.device, N, C, OC, true};
+        compute(InFp8<LinearOfGeluBackward>{layer, f, {kept}}, nullptr);
+        LinearOfGeluBackward{want_d_up.ref(), dw_of.ref(), db.ref(), dy.ref(), x.ref(), before.ref(), w.ref(),
+                             nullptr, N, C, OC, true}.ref(nullptr);
+        double d_off = rms_off(dx.back(), want_d_up.host), sums_off = rms_off(dw_of.back(), dw_of.host),
+               b_off = rms_off(db.back(), db.host);
+        check(d_off < backward && d_off > backward / 16, text("before GELU in fp8: dx is off by %g", d_off));
+        check(sums_off < backward && sums_off > backward / 16, text("dw of GELU's is off by %g", sums_off));
+        check(b_off < backward && b_off > backward / 64, text("db before GELU is off by %g", b_off));
+        compute(InFp8<LinearForward>{forward_layer, f, {kept}}, nullptr);  // as before, for what follows
+        compute(InFp8<LinearBackward>{backward_layer, f, {kept}}, nullptr);
+    }
 
     // what whoever made x or dy has done is not done again, and gives the same bits
     auto before = y.back(), dx_before = dx.back();

@@ -182,6 +182,24 @@ def spikes():
     check(r.returncode == 0 and note in r.stdout, f"another recipe: {r.returncode} {r.stdout} {r.stderr}")
 
 
+def rollbacks():
+    """--on-spike back goes on with other samples, and ends the run when it would go back a fourth time to
+    the same checkpoint."""
+    first = run(command("--steps", 5, *until_60("again")))
+    shutil.copytree(WORK / "again", WORK / "straight")
+    plain = run(command("--steps", 6, *until_60("straight"), "--resume", WORK / "straight"))
+    words = ["--steps", 400, *until_60("again"), "--save-every", 0, "--resume", WORK / "again"]
+    r = run(command(*words, "--on-spike", "back", "--spike-z", 0.05))
+    check((first.returncode, plain.returncode) == (0, 0), f"{first.stderr[-300:]} {plain.stderr[-300:]}")
+    said = re.findall(r"step (\d+): .* back to the newest checkpoint before it", r.stderr)
+    ends = f"rolled back: {r.returncode} {said} {r.stderr[-600:]}"
+    check(r.returncode == 3 and len(said) == 3 and all(int(step) > 30 for step in said), ends)
+    sixth = metrics(WORK / "straight.jsonl")[6], metrics(WORK / "again.jsonl")[6]
+    check(sixth[0] != sixth[1] and sixth[1][0], f"step 6, before and after: {sixth}")
+    index = json.loads((WORK / "again/step-00000005/index.json").read_text())
+    check(index["step"] == 5, "the checkpoint stays")
+
+
 def skipped_updates():
     """A skipped update changes nothing, and AdamW's bias correction does not count it: the update after it,
     computed here from the moments."""

@@ -100,7 +100,10 @@ def test_recorded():
 
     got = run_of("recorded")
     check(near(got, LOSSES, most=1e-9), f"what was recorded: {got}, expected {LOSSES}")
-    for options in ("--seed 8", "--weight-decay 0.01", "--clip 0", "--warmup-tokens 640", "--epsilon 1e-7"):
+    for options in (
+        *("--seed 8", "--weight-decay 0.01", "--clip 0", "--warmup-tokens 640", "--epsilon 1e-7"),
+        *("--beta1 0.89", "--beta2 0.96", "--min-learning-rate 2e-3", "--decay-tokens 3000"),
+    ):
         other = run_of(options.split()[0][2:], *options.split())
         check(not near(other, LOSSES, most=1e-8), f"{options} changes nothing: {other}")
 

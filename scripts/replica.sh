@@ -55,12 +55,19 @@ mpirun -n 280 chrt --idle 0 build/cpu-fp64/train_gpt "${model[@]}" \
     }
 took=$(($(date +%s) - start))
 kill $watcher
+# both checkpoints, of one file and of 280, in one process: the same weights and moments give the same steps
+for each in one 280; do
+    build/cpu-fp64/train_gpt "${model[@]}" --tensor-parallel 1 --pipeline-parallel 1 --resume "$work/$each" \
+        --save no --metrics "$work/from-$each.jsonl" --steps 4 --batch 6 --ramp-start 0 | grep -E '^resumed'
+done
 grep -vE '^  [a-z0-9-]+ +[^ ]+$|^settings' "$work/log"
 least=$(sort -n "$least_free" | head -1)
 echo "280 ranks: $took s, $(((before - least) / 1024)) MB of the machine's memory at most"
 python3 - "$work" <<'PYTHON'
 import json, sys
-one, all280 = ([json.loads(line) for line in open(f"{sys.argv[1]}/{name}.jsonl")] for name in ("one", "all"))
+def lines_of(name):
+    return [json.loads(line) for line in open(f"{sys.argv[1]}/{name}.jsonl")]
+one, all280 = lines_of("one"), lines_of("all")
 passed = failed = 0
 def check(good):
     global passed, failed
@@ -75,6 +82,9 @@ for a, b in zip(one, all280):
     sets, others = a["losses"], b["losses"]
     verdict = check(sets.keys() == others.keys() and all(near(sets[name], others[name]) for name in sets))
     print(f"step {a['step']} losses of the {len(sets)} sets that it drew from: {verdict}")
+for a, b in zip(lines_of("from-one"), lines_of("from-280"), strict=True):
+    verdict = check(all(near(a[key], b[key]) for key in ("loss", "gradient_norm")))
+    print(f"step {a['step']} of one process, from the checkpoint of one and of 280: {verdict}")
 tokens = [[line["tokens"] for line in lines] for lines in (one, all280)]
 check(tokens == [[6 * 16, 45 * 16]] * 2)  # the ramp
 print(f"{passed} passed, {failed} failed")

@@ -167,7 +167,9 @@ variant() {  # variant DEVICE-PRECISION [CHAPTER…]: its chapters, when it is b
 units() {
     for each in $variants; do
         case $each in
-            emulated-bf16) variant "$each" gemm kernels packed hopper pytorch training overfit ;;
+            emulated-bf16)
+                variant "$each" gemm kernels packed hopper adamw pytorch training overfit scores checkpoint
+                ;;
             cpu-bf16) variant "$each" gemm pytorch training overfit scores ;;
             *) variant "$each" ;;
         esac

@@ -9,6 +9,7 @@ which test.sh verifies, are stored as llm.c and nanoGPT store them. The last lin
 
 import io
 import json
+import math
 import os
 import pickle
 import random
@@ -17,6 +18,7 @@ import struct
 import sys
 import tempfile
 import zipfile
+from pathlib import Path
 
 from over_ranks import check, finish, make_tokens, start
 
@@ -129,6 +131,68 @@ def make_model(work):
 def export(work, name):
     good("convert", "--from-checkpoint", f"{work}/{name}", "--to-huggingface", f"{work}/{name}-hf")
     return read_safetensors(f"{work}/{name}-hf/model.safetensors")
+
+
+def forward(tensors, tokens):
+    """Log-probabilities of each next token: GPT-2 as its paper and transformers define it, from the tensors
+    of a Hugging Face export, in plain Python."""
+    of = lambda name: tensors[name][1]  # noqa: E731
+    head = C // NH
+
+    def norm(x, name):
+        mean = sum(x) / C
+        scale = 1 / math.sqrt(sum((v - mean) ** 2 for v in x) / C + 1e-5)
+        return [(v - mean) * scale * w + b for v, w, b in zip(x, of(f"{name}.weight"), of(f"{name}.bias"))]
+
+    def linear(x, name):  # Conv1D: weights (in, out)
+        weight, bias = of(f"{name}.weight"), of(f"{name}.bias")
+        n = len(bias)
+        return [bias[j] + sum(v * weight[i * n + j] for i, v in enumerate(x)) for j in range(n)]
+
+    def gelu(v):
+        return 0.5 * v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)))
+
+    def softmax(scores):
+        most = max(scores)
+        exps = [math.exp(s - most) for s in scores]
+        return [e / sum(exps) for e in exps]
+
+    row = lambda name, i: of(name)[i * C : (i + 1) * C]  # noqa: E731
+    x = [[a + b for a, b in zip(row("wte.weight", t), row("wpe.weight", i))] for i, t in enumerate(tokens)]
+    for layer in range(L):
+        qkv = [linear(norm(v, f"h.{layer}.ln_1"), f"h.{layer}.attn.c_attn") for v in x]
+        for i in range(len(x)):
+            out = []
+            for h in range(NH):
+                q, k, v = (slice(part * C + h * head, part * C + (h + 1) * head) for part in range(3))
+                dots = [sum(a * b for a, b in zip(qkv[i][q], qkv[j][k])) for j in range(i + 1)]
+                weights = softmax([d / math.sqrt(head) for d in dots])
+                out += [sum(w * qkv[j][v][c] for j, w in enumerate(weights)) for c in range(head)]
+            x[i] = [a + b for a, b in zip(x[i], linear(out, f"h.{layer}.attn.c_proj"))]
+        for i, v in enumerate(x):
+            up = [gelu(u) for u in linear(norm(v, f"h.{layer}.ln_2"), f"h.{layer}.mlp.c_fc")]
+            x[i] = [a + b for a, b in zip(v, linear(up, f"h.{layer}.mlp.c_proj"))]
+    logs = []
+    for v, target in zip(x, tokens[1:]):
+        last = norm(v, "ln_f")
+        dots = [sum(a * b for a, b in zip(last, row("wte.weight", t))) for t in range(V)]
+        logs.append(math.log(softmax(dots)[target]))
+    return logs
+
+
+def test_meaning(work, tensors):
+    """An export means to GPT-2 what the checkpoint means to ./train_gpt: the same likelihoods."""
+    context, continuation = "abc fe", "gab dcc"
+    question = {"context": context, "continuations": [continuation, "ef"], "gold": 0}
+    Path(f"{work}/question.jsonl").write_text(json.dumps(question) + "\n")
+    made = f"--task requests --from {work}/question.jsonl --vocabulary bytes --output {work}/question.eval"
+    good("tasks", *made.split())
+    run_it = f"--resume {work}/own --evaluate {work}/question.eval --results {work}/results.json"
+    good("train_gpt", *run_it.split())
+    scores = json.loads(Path(f"{work}/results.json").read_text())
+    want = sum(forward(tensors, list((context + continuation).encode()))[len(context) - 1 :])
+    [[[got, _]]] = scores["log_likelihoods"].values()  # one task, one document
+    check(abs(want - got) < 1e-4 * abs(want), f"log-likelihood of the export: {want}, evaluated: {got}")
 
 
 def test_llmc(work, tensors):
@@ -414,7 +478,7 @@ def test_options(work, _tensors):
 def main():
     with tempfile.TemporaryDirectory() as work:
         tensors = make_model(work)
-        for test in (test_llmc, test_nanogpt, test_tokenizers, test_megatron, test_options):
+        for test in (test_meaning, test_llmc, test_nanogpt, test_tokenizers, test_megatron, test_options):
             test(work, tensors)
     finish()
 

@@ -251,6 +251,16 @@ for ranks in (1, 2):
     out = subprocess.run(command, input="ab ab", capture_output=True, encoding="latin-1", env=environment,
                          timeout=60)  # fmt: skip
     check(out.stdout == want.stdout, f"a prompt from a pipe, {ranks} ranks: {out.stdout} {out.stderr[-300:]}")
+# each setting does the same from the command line as in a file of prompts, and is not without effect
+for option, value in (("temperature", 0.4), ("top-k", 2), ("top-p", 0.3), ("repetition", 1.7), ("seed", 11)):
+    settings = {"prompt": "ab ab", option.replace("-", "_"): value}
+    open(f"{work}/one.jsonl", "w").write(json.dumps(settings) + "\n")
+    [answer] = run(1, [*written, f"{work}/one.jsonl"]).stdout.splitlines()
+    out = run(1, [*written, "ab ab", f"--{option}", str(value)]).stdout
+    # bytes that are not UTF-8 are replaced in JSON
+    plain = lambda said: re.sub("[^\0-\x7f]+", "?", said)  # noqa: E731
+    same = plain(out) == plain("ab ab" + json.loads(answer)["text"] + "\n")
+    check(same and out != want.stdout, f"--{option} {value}: {out} {answer} {want.stdout}")
 outside, inside = pty.openpty()
 typed = subprocess.Popen(
     [f"{build}/train_gpt", *written, "-"], stdin=inside, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

@@ -25,6 +25,12 @@ void test_rng() {
     normals(part.data(), 42, 7, 4321, 1001, 1);
     check(std::equal(part.begin(), part.end(), x.begin() + 4321),
           "normals are a function of the element's index");
+    // two units in the last place, as its comment says; sums over a softmax need no more
+    double worst = 0;
+    for (float e = -87; e < 88; e += 0.0123f)
+        worst = std::max(worst, std::abs((double)vector_exp(e) / std::exp((double)e) - 1));
+    check(worst < 2 * 0x1p-23 && vector_exp(-200.f) == vector_exp(-87.f) && vector_exp(0.f) == 1,
+          text("vector_exp is off by %g", worst));
     double u = uniform(1, 2, 3);
     check(u >= 0 && u < 1 && u == uniform(1, 2, 3) && u != uniform(1, 2, 4),
           "uniform is a function of its index");

@@ -127,6 +127,58 @@ void kernels_flash_attention() {
     });
 }
 
+// scores and logits of which exp alone would overflow
+void kernels_large_exponents() {
+    AttentionShape a = {1, 70, 2, 64};
+    long n = a.T * a.row(), m = a.T * a.out(), rows = a.NH * a.T;
+    X qkv(random_values<floatX>(n, 1, 15)), o(m), whole(m), p(rows * a.T);
+    R lse(rows);
+    if (sizeof(floatX) == 2) {  // elsewhere there is no flash kernel
+        both_ways([&] { return FlashForward{o, lse, qkv, a}; });
+        // scores of some 200 are sums that differ by 1e-4
+        lse.compare("flash attention lse of large scores", 1e-5);
+        o.compare("flash attention of large scores", 2 * rounding);
+        real most = *std::max_element(lse.host.begin(), lse.host.end());
+        check(most > 200, text("scores up to %g", most));
+    }
+    both_ways([&] { return AttentionForward{whole, p, qkv, a}; });
+    double off = rms_off(whole.back(), whole.host);  // a score of bf16 may be rounded otherwise, by one
+    check(off < (sizeof(floatX) == 2 ? 0.1 : 1e-3), text("attention of large scores: off by %g", off));
+
+    int N = 9, V = 257;
+    X logits(random_values<floatX>(N * V, 3, 200));
+    std::vector<int> t(N);
+    for (int i = 0; i < N; i++) t[i] = i * 31 % V;
+    Both<int> targets(t);
+    R losses(N), largest(N), sums(2 * N);
+    std::vector<double> want(N);
+    for (int i = 0; i < N; i++) {
+        double sum = 0, most = -INFINITY;
+        for (int c = 0; c < V; c++) most = std::max(most, (double)real(logits.host[i * V + c]));
+        for (int c = 0; c < V; c++) sum += std::exp((double)real(logits.host[i * V + c]) - most);
+        want[i] = std::log(sum) + most - (double)real(logits.host[i * V + t[i]]);
+    }
+    VocabularyShard v = {V, V, 0};
+    std::vector<floatX> before = logits.host;
+    for (bool at_once : {false, true}) {
+        logits.host = before;
+        logits.upload();
+        both_ways([&] { return CrossEntropyMax{largest, logits, N, v}; });
+        both_ways([&] { return CrossEntropySum{sums, largest, logits, targets, N, v}; });
+        if (at_once)
+            both_ways([&] {
+                return CrossEntropy{losses, logits, largest, sums, targets, real(1), true, N, v};
+            });
+        else
+            both_ways([&] {
+                return CrossEntropyFinish{losses, logits, largest, sums, targets, real(1), true, N, v};
+            });
+        close("losses of large logits, ref", losses.host, want, 1e-6);
+        close("losses of large logits", losses.back(), want, 1e-6);
+        logits.compare("their gradient", std::max(rounding, 2e-4));
+    }
+}
+
 void kernels_cross_entropy() {
     for (auto [N, V, Vp, first] : {std::tuple{1, 2, 2, 0}, {3, 11, 16, 0}, {17, 257, 257, 0},
                                    {5, 257, 384, 100}, {4, 1000, 1024, 0}, {2, 50257, 50304, 0},
@@ -292,6 +344,7 @@ void test_kernels() {
         kernels_residual();
         kernels_attention();
         kernels_flash_attention();
+        kernels_large_exponents();
         kernels_cross_entropy();
         kernels_embedding();
         kernels_adamw();

@@ -134,6 +134,11 @@ void test_scores() {
     std::vector<int> chosen = first_choice(c, 4), wrong_first = chosen, wrong_last = chosen;
     wrong_first[0] = (wrong_first[0] + 1) % V;
     wrong_last[3] = (wrong_last[3] + 1) % V;
+    // only its first token is wrong: what follows is what greedy decoding goes on with
+    std::vector<int> behind = c;
+    behind.push_back(wrong_first[0]);
+    std::vector<int> rest = first_choice(behind, 3);
+    std::copy(rest.begin(), rest.end(), wrong_first.begin() + 1);
     EvalFile greedy = requests_of({{{c, chosen}, {c, wrong_first}, {c, wrong_last}, {c, {chosen[0]}}}}, V);
     scores = score_all(a, greedy, ScoreBatches(greedy, T, B * T, B * T, 1));
     check(scores[0].is_greedy && !scores[1].is_greedy && !scores[2].is_greedy && scores[3].is_greedy,

@@ -20,8 +20,6 @@
 #include "same_run.h"
 #include "values.h"
 
-constexpr size_t piece_bytes = 64 << 20;  // each with a checksum; striped file systems like this size
-
 // ---- a snapshot ------------------------------------------------------------------------------------------
 
 // values [first, first + n) of a rank's shard of a tensor, in the shard's own order
@@ -105,14 +103,16 @@ inline std::string print_bits(const std::vector<uint64_t>& bits) {
     return out.empty() ? "none" : out;
 }
 
-// writes a rank's values, and the table of their pieces
-inline WrittenFile write_rank_file(const std::string& folder, int rank, const Snapshot& snapshot) {
+// writes a rank's values, and the table of their pieces, each with a checksum and of piece_bytes at most:
+// striped file systems like 64 MiB
+inline WrittenFile write_rank_file(const std::string& folder, int rank, const Snapshot& snapshot,
+                                   size_t piece_bytes = 64 << 20) {
     double began = seconds();
     FileWriter data(folder + "/" + rank_file(rank) + ".bin");
     std::string pieces;
 
     for (auto& range : snapshot.ranges) {
-        long most = piece_bytes / sizeof(real);
+        long most = (long)(piece_bytes / sizeof(real));
         for (long done = 0; done < range.n; done += most) {
             const real* values = snapshot.values + range.at + done;
             size_t bytes = (size_t)std::min(most, range.n - done) * sizeof(real);

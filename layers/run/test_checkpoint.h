@@ -1,5 +1,6 @@
 // test_checkpoint.h   checks of checkpoints: what is saved comes back, what is damaged is named
 #pragma once
+#include "monitor.h"
 #include "resume.h"
 #include "../model/test_training.h"
 
@@ -63,8 +64,108 @@ void check_save_interval() {
     check(interval(200, 2, 4, 100) == 200 && interval(300, 2, 4, 100) == 240, "both: the shorter");
 }
 
+// --spike-z's mean and variance: of all values up to the hundredth, then each new one counts for 1/100
+void check_running_statistics() {
+    RunningStatistics s;
+    double sum = 0, squares = 0;
+    for (int i = 0; i < 100; i++) {
+        double x = uniform(1, 2, i);
+        sum += x;
+        squares += x * x;
+        s.add(x);
+        check(std::isinf(s.limit(3)) == (i + 1 < 30), text("a limit after %d values", i + 1));
+    }
+    double mean = sum / 100, variance = squares / 100 - mean * mean;
+    close("of 100 values", std::vector<double>{s.mean, s.variance}, std::vector<double>{mean, variance}, 1e-12);
+    check(s.limit(2) == s.mean + 2 * std::sqrt(s.variance) && std::isinf(s.limit(0)), "--spike-z 2, and 0");
+    for (int i = 0; i < 200; i++) s.add(3);  // the distance from 3 falls by 1/100 each time
+    double rest = std::pow(0.99, 200), away = mean - 3;
+    close("of 200 more, all 3", std::vector<double>{s.mean, s.variance},
+          std::vector<double>{3 + away * rest, rest * (variance + away * away * (1 - rest))}, 1e-12);
+}
+
+// a tensor in pieces, of a model of more tensors than a word has bits, in the files of four ranks
+void check_pieces_and_files() {
+    check(print_bits({1ull << 63 | 7, 1, 0, 5}) == "0-2,63-64,192,194" && print_bits({0, 0}) == "none" &&
+              print_bits({}) == "none", "tensors of a file, as ranges");
+    Options o;
+    ModelShape shape = {7, 12, 3, 5, 11, 16};
+    Trial trial(o, shape, 2), other(o, shape, 2);
+    trial.train(some_samples(2, 5, 11), 1e-2);
+    std::string dir = scratch_folder + "/pieces", whole = dir + "/" + step_name(1);
+    fs::create_directories(partial_folder(dir, 1));
+    std::vector<ShardRange> ranges = state_ranges(trial.model, trial.optimizer, true);
+    std::vector<real> values(ranges.back().at + (size_t)ranges.back().n);
+    for (auto& r : ranges)
+        copy_state_to_host(&values[r.at], trial.model, trial.optimizer, r.kind, r.in_buffers(),
+                           r.state_offset, r.n);
+    synchronize(trial.model.stream);
+    std::vector<WrittenFile> files;
+    for (int rank = 0; rank < 4; rank++) {
+        Snapshot part = {{}, values.data()};
+        for (size_t i = rank; i < ranges.size(); i += 4) part.ranges.push_back(ranges[i]);
+        files.push_back(write_rank_file(partial_folder(dir, 1), rank, part, 33 * sizeof(real)));
+    }
+    RunState state = {1, 2, 10, 7, 3, 5, shape, "bytes", 0, {}};
+    publish_checkpoint(dir, state, files, "{}", nullptr);
+    Checkpoint c(whole);
+    const Parameter& last = trial.model.table.list.back();
+    check(last.global_id > 64 && c.has(last, 0), "a tensor behind the 64th: " + last.name);
+    load_checkpoint(c, other.model, &other.optimizer);
+    for (auto& p : trial.model.table.list)
+        check(trial.weights(p) == other.weights(p), p.name + ", from pieces of 33 values");
+    size_t most = 0;
+    for (auto& [name, pieces] : c.pieces)
+        for (auto& piece : pieces) most = std::max(most, piece.bytes);
+    check(most == 33 * sizeof(real) && c.pieces["master " + trial.model.table.block(1, UP_W).name].size() > 9,
+          "no piece is larger");
+
+    // each of four ranks verifies its file: the last one's damage is found by the last, and by one alone
+    patch(whole + "/rank-00003.bin", 100, "x");
+    for (auto [rank, size, finds] : {std::tuple{0, 4, false}, {2, 4, false}, {3, 4, true}, {0, 1, true}}) {
+        comm::Group world;
+        world.rank = rank;
+        world.size = size;
+        verify_older(dir, 2, 2, world);
+        check(fs::exists(whole + "/DAMAGED") == finds, text("rank %d of %d verifies its files", rank, size));
+        fs::remove(whole + "/DAMAGED");
+    }
+}
+
+// --check-every: a parameter that changes within a step, and a gradient that differs when computed again
+void check_repeated_step() {
+    Options o;
+    Trial trial(o, {2, 12, 3, 5, 11, 16}, 2);
+    Model& m = trial.model;
+    std::vector<int> samples = some_samples(2, 5, 11);
+    auto error_if = [&](int call, void* at, size_t size) {  // changes what is there after that many calls
+        int calls = 0;
+        RepeatedStep repeated(m, trial.optimizer, [&] {
+            clear_gradients(m);
+            trial.train(samples, 0, false);
+            std::vector<char> value(size);
+            if (++calls != call) return;
+            copy_to_host(value.data(), at, size, m.stream);
+            value[0] ^= 1;
+            copy_to_device(at, value.data(), size, m.stream);
+            synchronize(m.stream);
+        });
+        return repeated.error(5);
+    };
+    void *weight = m.weights + m.table.block(1, UP_W).offset,
+         *gradient = m.gradients + m.table.block(1, UP_W).offset;
+    check(error_if(0, weight, sizeof(floatX)).empty(), "a step computed twice: " + error_if(0, weight, 1));
+    check(error_if(2, gradient, sizeof(real)).find("step 5, computed twice, gave different gradients") == 0,
+          "another gradient");
+    check(error_if(2, weight, sizeof(floatX)).find("parameters have changed within step 5") == 0,
+          "another parameter");
+}
+
 void test_checkpoint() {
     check_save_interval();
+    check_running_statistics();
+    check_pieces_and_files();
+    check_repeated_step();
     check_bf16_moments("yes");
     if (!master_is_parameter) check_bf16_moments("no");
     Options o;
@@ -120,7 +221,7 @@ void test_checkpoint() {
             [&] { load_checkpoint(Checkpoint(dir + "/step-00000004"), other.model, nullptr); });
     check(!is_complete(dir + "/step-00000004"), "a damaged table");
     patch(dir + "/step-00000003/index.json", 60, "9");
-    refuses("", [&] { Checkpoint c(dir + "/step-00000003"); });
+    refuses("index.json: not JSON at offset", [&] { Checkpoint c(dir + "/step-00000003"); });
     patch(dir + "/step-00000004/index.json", 60, "9");
     refuses("holds no readable checkpoint", [&] { find_checkpoints(dir); });
     refuses("/nowhere: does not exist", [&] { find_checkpoints("/nowhere"); });
@@ -167,8 +268,14 @@ void test_checkpoint() {
     refuses("outside its shape", [&] { c.read(got, p, 0); });
     pieces[1] = pieces[0];
     refuses("two pieces over the same values", [&] { c.read(got, p, 0); });
+    pieces[1] = parts[1];
+    pieces[1].start = {1, p.shape[1] / 2 - 1};  // another box, over one corner of the first
+    pieces[1].count = {1, 2};
+    pieces[1].bytes = 2 * sizeof(real);
+    refuses("two pieces over the same values", [&] { c.read(got, p, 0); });
     pieces.erase(pieces.begin() + 1);
-    refuses("values", [&] { c.read(got, p, 0); });
+    long missing = parts[1].values();
+    refuses(text("has %ld of %ld values", p.stored() - missing, p.stored()), [&] { c.read(got, p, 0); });
     pieces[0].first = 1;
     refuses("from value 1 of", [&] { c.read(got, p, 0); });
 

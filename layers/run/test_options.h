@@ -3,6 +3,7 @@
 #include "../model/params.h"
 #include "../base/testing.h"
 #include "config.h"
+#include "metrics.h"
 
 Options options_of(std::vector<std::string> words) {
     std::vector<char*> argv = {(char*)"train_gpt"};
@@ -60,6 +61,27 @@ void test_options() {
     });
     refuses("too large, at most 10000", [] { Options p = options_of({"--layers", "20000000"});
                                             model_shape(p, 0); });
+    // sizes as published: layers, hidden size, heads, sequence, learning rate
+    struct { const char* name; int sizes[4]; double rate; } published[] = {
+        {"124M", {12, 768, 12, 1024}, 6e-4},     {"350M", {24, 1024, 16, 1024}, 3e-4},
+        {"774M", {36, 1280, 20, 1024}, 2.5e-4},  {"1.3B", {24, 2048, 16, 2048}, 2e-4},
+        {"1558M", {48, 1600, 25, 1024}, 2e-4},   {"2.7B", {32, 2560, 32, 2048}, 1.6e-4},
+        {"6.7B", {32, 4096, 32, 2048}, 1.2e-4},  {"8.3B", {72, 3072, 24, 1024}, 1.2e-4},
+        {"13B", {40, 5120, 40, 2048}, 1e-4},     {"17B", {78, 4256, 28, 1024}, 1e-4},
+        {"22B", {48, 6144, 64, 2048}, 9e-5},     {"175B", {96, 12288, 96, 2048}, 6e-5},
+        {"530B", {105, 20480, 128, 2048}, 5e-5}, {"1T", {128, 25600, 160, 2048}, 5e-5}};
+    check(std::size(published) == std::size(presets), "every preset is in this table");
+    for (auto& p : published) {
+        Options at = options_of({"--model", p.name});
+        ModelShape m = model_shape(at, 0);
+        check(m.L == p.sizes[0] && m.C == p.sizes[1] && m.NH == p.sizes[2] && m.T == p.sizes[3] &&
+                  find_preset(p.name).learning_rate == p.rate, p.name);
+    }
+    // 6 FLOPs a token for each weight of a GEMM or of layer norm, and for attention's causal half
+    long weights = 12 * (12 * 768 * 768 + 13 * 768) + 50304 * 768 + 2 * 768;
+    Options small = options_of({"--model", "124M"});
+    check(flops_per_token(model_shape(small, 0)) == 6.0 * (double)weights + 6.0 * 12 * 768 * 1024,
+          "FLOPs per token of 124M");
     struct { const char* name; long count; } counts[] =
         {{"124M", 124475904}, {"1558M", 1557686400}, {"8.3B", 8314288128},
          {"17B", 17177045760}, {"530B", 529600819200}};

@@ -5,14 +5,16 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <thread>
+#include "../../data/tasks/evaluation.h"
 #include "../../data/test_data.h"
 #include "checkpoint.h"
 
 struct Outcome { int code; std::string out; };  // code: exit status, or 128 + signal
 
 // runs a program with stdout and stderr together; kills it with `kill_signal` after `after` seconds if that
-// is > 0
-Outcome run(const std::string& command, double after = 0, int kill_signal = SIGKILL, long file_limit = 0) {
+// is > 0, or once there is something in the file `until`
+Outcome run(const std::string& command, double after = 0, int kill_signal = SIGKILL, long file_limit = 0,
+            const std::string& until = "") {
     int fds[2];
     if (pipe(fds)) fail("pipe");
     pid_t child = fork();
@@ -32,6 +34,16 @@ Outcome run(const std::string& command, double after = 0, int kill_signal = SIGK
     close(fds[1]);
     if (after > 0) {
         usleep((useconds_t)(after * 1e6));
+        kill(child, kill_signal);
+    }
+    if (!until.empty()) {
+        struct stat found = {};
+        siginfo_t ended = {};
+        while (found.st_size == 0 && ended.si_pid == 0) {
+            waitid(P_PID, (id_t)child, &ended, WEXITED | WNOHANG | WNOWAIT);
+            usleep(1000);
+            stat(until.c_str(), &found);
+        }
         kill(child, kill_signal);
     }
 
@@ -70,7 +82,47 @@ std::map<long, std::string> read_metrics(const std::string& path) {
     return out;
 }
 
+// A resumed run has the recipe of its checkpoint, option by option, without being given it
+void check_inherited_options() {
+    struct { const char *name, *value; } recipe[] = {
+        {"loss-on", "answers"}, {"batch", "6"}, {"ramp-start", "2"}, {"ramp-increment", "2"},
+        {"ramp-tokens", "300"}, {"learning-rate", "0.002"}, {"min-learning-rate", "1e-05"},
+        {"warmup-tokens", "200"}, {"decay-tokens", "2500"}, {"beta1", "0.8"}, {"beta2", "0.9"},
+        {"epsilon", "1e-07"}, {"weight-decay", "0.2"}, {"clip", "0.7"}, {"evaluate-every", "3"},
+        {"evaluate-sequences", "5"}, {"sample-every", "4"}, {"sample-tokens", "6"}, {"spike-z", "7"},
+        {"moments", "bf16"}, {"pad-vocabulary", "64"},
+        // of --save, which is the same folder
+        {"save-every", "2"}, {"save-seconds", "100"}, {"mtbf", "5"}, {"save-attempts", "3"}, {"keep", "4"},
+        {"on-spike", "skip"}};
+    std::string tokens = make_tokens("asked.bin", 700, 257), folder = scratch_folder + "/inherited";
+    write_answers(tokens, 700, {{5, 650}});
+    std::string words = programs + "/train_gpt --train " + tokens + " --validation " + tokens, given;
+    for (auto& option : recipe) given += text(" --%s %s", option.name, option.value);
+    auto given_in = [&](const std::string& name) {
+        return std::find_if(std::begin(recipe), std::end(recipe), [&](auto& o) { return o.name == name; }) !=
+            std::end(recipe);
+    };
+    for (auto& option : option_table) {  // model and fp8: for builds that have them; the end: not inherited
+        static const std::set<std::string> others = {"model", "steps", "until-tokens", "fp8", "fp8-lm-head",
+                                                     "master-weights"};
+        bool inherits = option.inherit != Inherit::never;
+        check(inherits == (given_in(option.name) || others.count(option.name)),
+              text("--%s is %sinherited", option.name, inherits ? "" : "not "));
+    }
+    Outcome first = run(words + given + " --layers 1 --hidden 16 --heads 2 --sequence 16 --steps 4 --save " +
+                        folder);
+    Outcome second = run(words + " --steps 6 --resume " + folder);
+    check(first.code == 0 && second.code == 0, "a run, and resumed: " + first.out + second.out);
+    if (first.code || second.code) return;
+    Checkpoint resumed(folder + "/" + step_name(6));
+    for (auto& option : recipe)
+        check(resumed.options[option.name] == option.value,
+              text("resumed, --%s is %s, expected %s", option.name, resumed.options[option.name].c_str(),
+                   option.value));
+}
+
 void test_resume() {
+    check_inherited_options();
     std::string tokens = make_tokens("train.bin", 700, 257), s = scratch_folder;
     auto command = [&](const std::string& name) {
         return programs + "/train_gpt --train " + tokens + " --validation " + tokens +
@@ -103,9 +155,17 @@ void test_resume() {
     std::string a(MappedFile(s + "/unbroken/step-00000120/rank-00000.bin").view()),
         b(MappedFile(s + "/killed/step-00000120/rank-00000.bin").view());
     check(a == b, "and its weights and moments");
-    o = run(command("stopped") + " --steps 100000 --save-every 0 --decay-tokens 1e6", 0.5, SIGTERM);
+    o = run(command("stopped") + " --steps 100000 --save-every 0 --decay-tokens 1e6", 0, SIGTERM, 0,
+            s + "/stopped.jsonl");
     check(o.code == 0 && list_checkpoints(s + "/stopped").size() == 1,
           "SIGTERM: finishes the step, saves, exits with 0: " + o.out);
+
+    // by time: a save is due whenever the last one has ended
+    for (auto [name, due] : {std::pair("by-seconds", " --save-seconds 0.001"), {"by-mtbf", " --mtbf 1e-9"}}) {
+        o = run(command(name) + " --save-every 0 --keep 99" + due);
+        size_t saves = list_checkpoints(s + "/" + std::string(name)).size();
+        check(o.code == 0 && saves > 5, text("%s: %zu checkpoints in 120 steps: ", name, saves) + o.out);
+    }
 
     // a disk that is full: the older checkpoint stays
     size_t had = list_checkpoints(s + "/unbroken").size();
@@ -208,9 +268,10 @@ void test_resume() {
 void test_program() {
     std::string tokens = make_tokens("train.bin", 700, 257), s = scratch_folder,
         small = " --layers 1 --hidden 8 --heads 2 --sequence 8 ";
+    Outcome o;
     check(run(programs + "/train_gpt --help").out.find("--micro-batch") != std::string::npos, "--help");
 
-    program_refuses("", "missing --train FILE");
+    program_refuses("--steps 3", "missing --train FILE");
     program_refuses("--modle 124M", "did you mean --model");
     program_refuses("--train " + tokens + " --model 530", "did you mean 530B");
     program_refuses("--train " + tokens + small + "--heads 3", "does not divide --hidden 8");
@@ -263,6 +324,33 @@ void test_program() {
     check(run(command + "--validation 0.3 " + s + "/text.txt").code == 0 &&
           TokenFile(s + "/t.train.bin").count + TokenFile(s + "/t.validation.bin").count == 45,
           "one document is split at its end");
+
+    // what ./tasks writes: characters of a continuation, of which a blank before it is none; and after the
+    // requests of a document those with a neutral context
+    write_file(s + "/own.jsonl", R"({"context": "c", "continuations": [" \u00e9a", "ab"], "gold": 0})");
+    std::string make = programs + "/tasks --vocabulary bytes --output " + s + "/own.eval --task ";
+    o = run(make + "requests --from " + s + "/own.jsonl");
+    check(o.code == 0, "./tasks: " + o.out);
+    EvalFile own = EvalFile::open(s + "/own.eval");
+    check(own.requests.size() == 2 && own.requests[0].characters == 2 && own.requests[1].characters == 2 &&
+              own.requests[0].continuation_tokens == 4, "characters, not bytes");
+    fs::create_directories(s + "/race/test");
+    write_file(s + "/race/test/1.txt", R"({"article": "A", "questions": ["Why?"], "answers": ["B"],
+                                           "options": [["a", "b", "c", "d"]]})");
+    o = run(make + "race --form mtnlg --from " + s + "/race");
+    check(o.code == 0, "./tasks: " + o.out);
+    EvalFile race = EvalFile::open(s + "/own.eval");
+    auto words = [&](int64_t from, int64_t n) {
+        return std::string(race.tokens.begin() + from, race.tokens.begin() + from + n);
+    };
+    std::string contexts, continuations;
+    for (auto& r : race.requests) {
+        contexts += words(r.context, r.context_tokens) + "|";
+        continuations += words(r.continuation, r.continuation_tokens);
+    }
+    check(race.priors && race.requests.size() == 8 && contexts.ends_with("Answer:|Answer:|Answer:|Answer:|") &&
+              contexts.starts_with("Article: A") && continuations == " a b c d a b c d",
+          "RACE's priors: " + contexts + continuations);
 
     std::string many;
     for (int i = 0; i < 1000; i++) many += text("{\"text\": \"document %d\"}\n", i);
