@@ -115,4 +115,6 @@ void test_schedule() {
         Grid g = place_in_grid(rank, 24, 2, 3);
         check(g.d == 4 && g.rank_of(g.tensor, g.data, g.stage) == rank, "rank = tensor + t (data + d stage)");
     }
+    Grid g = place_in_grid(13, 24, 2, 3);
+    check(g.tensor == 1 && g.data == 2 && g.stage == 1, "rank 13 of 24 = 1 + 2 (2 + 4 x 1)");
 }

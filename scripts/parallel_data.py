@@ -127,6 +127,26 @@ def test_largest_micro_batch():
     check("micro-batch        3\n" in result.stdout, f"--micro-batch auto, resumed: {result.stdout}")
 
 
+def test_memory_options():
+    """--zero shards the optimizer's state, --loss-chunk keeps fewer rows of logits, recomputation fewer
+    activations: as the run's own table of memory says, which its plan must equal."""
+
+    def memory(*options):
+        done = run(2, [*DATA, *MODEL, "--micro-batch", "2", "--steps", "1", *options])
+        check("plan and run are equal on all 2 ranks" in done.stdout, f"{options}: {done.stderr[-300:]}")
+        rows = re.findall(r"^  (optimizer|activations) +([0-9.]+)$", done.stdout, re.M)
+        return {name: float(megabytes) for name, megabytes in rows}
+
+    usual = memory()
+    whole, chunk = memory("--zero", "0"), memory("--loss-chunk", "4")
+    full = memory("--recompute", "full")
+    check(whole["activations"] == usual["activations"], f"--zero 0: {whole}, else {usual}")
+    check(1.8 < whole["optimizer"] / usual["optimizer"] < 2.05, f"--zero 0: {whole}, else {usual}")
+    for name, other in (("--loss-chunk", chunk), ("--recompute full", full)):
+        check(other["optimizer"] == usual["optimizer"], f"{name}: {other}, else {usual}")
+        check(other["activations"] < 0.9 * usual["activations"], f"{name}: {other}, else {usual}")
+
+
 def test_resumed_elsewhere():
     """Saved in one layout, resumed in another: the losses of the unbroken run."""
     one = metrics("one")

@@ -58,7 +58,8 @@ kill $watcher
 # both checkpoints, of one file and of 280, in one process: the same weights and moments give the same steps
 for each in one 280; do
     build/cpu-fp64/train_gpt "${model[@]}" --tensor-parallel 1 --pipeline-parallel 1 --resume "$work/$each" \
-        --save "$work/next-$each" --metrics "$work/from-$each.jsonl" --steps 4 --batch 6 --ramp-start 0 | grep -E '^resumed'
+        --save "$work/next-$each" --metrics "$work/from-$each.jsonl" --steps 4 --batch 6 --ramp-start 0 |
+        grep '^resumed'
 done
 grep -vE '^  [a-z0-9-]+ +[^ ]+$|^settings' "$work/log"
 least=$(sort -n "$least_free" | head -1)

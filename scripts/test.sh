@@ -46,6 +46,8 @@ trap 'rm -rf "$work"; [ -z "$builder" ] || { pkill -P $builder; kill $builder; }
 part() { echo "== $(date +%T) $*"; }
 good() { passed=$((passed + 1)); }
 bad() { failed=$((failed + 1)); echo "FAILED  $*"; }
+skips=()
+skip() { skips+=("$*"); }  # skip WHY: WHAT, said at the end
 expect() {  # expect WHAT COMMAND…: the command succeeds
     local what=$1
     shift
@@ -71,7 +73,7 @@ has_gpu() { command -v nvidia-smi > /dev/null && nvidia-smi -L > /dev/null 2>&1;
 variants="cpu-fp64 emulated-fp32 emulated-bf16"
 if has_gpu && command -v nvcc > /dev/null; then variants="$variants cuda-fp32 cuda-bf16"; fi
 has_onednn() { [ -n "$(make -s onednn-flags)" ]; }
-if has_onednn; then variants="$variants cpu-bf16"; fi
+if has_onednn; then variants="$variants cpu-bf16"; fi  # else units() says so
 variants="$variants cpu-fp32"
 has_mpi() { command -v mpirun > /dev/null; }
 has_nccl() { has_mpi && [ -n "$(make -s nccl-folder)" ]; }
@@ -165,6 +167,8 @@ variant() {  # variant DEVICE-PRECISION [CHAPTER…]: its chapters, when it is b
 }
 
 units() {
+    has_onednn || skip "oneDNN is not here: bf16 on a CPU"
+    has_gpu || skip "no GPU is here: the kernels on one, but for their emulation"
     for each in $variants; do
         case $each in
             emulated-bf16)
@@ -180,7 +184,7 @@ count_checks() { counted python3 "$@"; }  # count_checks SCRIPT BUILD…
 parallel() { count_checks scripts/test_parallel.py build/cpu-fp64 build/cpu-fp32 build/emulated-fp32; }
 nccl() {
     if has_nccl; then count_checks scripts/test_nccl.py build/emulated-fp32-nccl build/emulated-fp32
-    else echo "nccl.h is not here: comm_nccl.cpp was not checked"; fi
+    else skip "nccl.h is not here: comm_nccl.cpp"; fi
 }
 start() { count_checks scripts/test_start.py build/cpu-fp64; }
 hosts() { count_checks scripts/test_hosts.py build/cpu-fp64; }
@@ -195,7 +199,7 @@ corpus() {
     if has_corpus; then
         count_checks scripts/test_corpus.py $bin/corpus $bin/train_gpt
     else
-        echo "its libraries are not here, it was not checked: scripts/install.sh --with-corpus"
+        skip "libraries of scripts/install.sh --with-corpus are not here: ./corpus"
     fi
 }
 
@@ -506,7 +510,7 @@ readme() { count_checks scripts/test_readme.py $bin; }
 data() {
     local data=../shared/data sum
     if [ ! -d "$data" ]; then
-        echo "$data is not here: GPT-2's tokens and the tasks' files were not checked"
+        skip "$data is not here: GPT-2's tokens and the tasks' files"
         return
     fi
     expect "GPT-2 tokens" $bin/tokenize --vocabulary $data/gpt2/vocab.bpe --output "$work/ts" \
@@ -594,5 +598,6 @@ for each in $chosen; do
     if [ $built = yes ]; then "$each"; fi
 done
 if [ -s "$work/missing" ]; then bad "this script calls what does not exist: $(sort -u "$work/missing")"; fi
+for each in "${skips[@]}"; do echo "not checked: $each"; done
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

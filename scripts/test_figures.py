@@ -62,6 +62,7 @@ def test_prompts():
 
 def test_tables(work):
     sizes = made("sizes", work)
+    check(sum(model["ours"] is not None for model in sizes["models"]) >= 4, "models that are presets")
     for model in sizes["models"]:
         near = model["ours"] is None or abs(model["ours"] / model["parameters"] - 1) < 0.04
         check(near, f"{model['name']}: {model['ours']} parameters, published {model['parameters']}")

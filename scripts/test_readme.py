@@ -20,7 +20,8 @@ work = tempfile.mkdtemp()
 READMES = """README.md data/README.md layers/README.md layers/inference/README.md layers/plan/README.md
 comm/README.md data/tasks/README.md data/corpus/README.md scripts/README.md""".split()
 EXAMPLES = ("corpus.conf", "train.blend")  # files of the reader's own
-tree = subprocess.check_output(["git", "ls-files", "--cached", "--others"], cwd=root, text=True).split()
+listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+tree = subprocess.check_output(listed, cwd=root, text=True).split()
 
 # what a command becomes: (pattern, replacement); "" where another check runs the very command
 TOY = "--layers 2 --hidden 32 --heads 2 --sequence 32"

@@ -245,6 +245,7 @@ def test_pages(folder, port, browser, pictures):
         browser.execute_async_script(WALK)  # every button, choice and position
         worst = browser.find_elements(By.CSS_SELECTOR, "[data-worst]")
         check(all(float(w.get_attribute("data-worst")) < 1e-5 for w in worst), f"{name}: sums over ranks")
+        check(bool(worst) == (name == "parallel"), f"{name}: {len(worst)} sums over ranks")
         said = [e["message"] for e in browser.get_log("browser") if e["level"] in ("SEVERE", "WARNING")]
         check(not said, f"{name}: the console says {said[:3]}")
 

@@ -36,6 +36,7 @@ using Site = std::source_location;  // source location of a call in a kernel
 constexpr size_t usual_shared = 48 << 10;                              // bytes that a block has by default
 inline size_t largest_shared = 227 << 10;                              // bytes at most, as on an H100
 inline std::map<const void*, size_t> allowed_shared;                   // dynamic, by kernel
+inline int first_block = 0;                                            // those before it are left out
 inline bool executes = true;                                           // if not, launches are only checked
 inline bool has_failed = false;                                        // a block of this launch has failed
 

@@ -157,7 +157,7 @@ inline void launch(Kernel of, dim3 grid, dim3 block, size_t shared_bytes, const 
     watch::begin_launch();
 
     auto run_one = [&](int number) {
-        if (__atomic_load_n(&has_failed, __ATOMIC_RELAXED)) return;
+        if (number < first_block || __atomic_load_n(&has_failed, __ATOMIC_RELAXED)) return;
         static thread_local Worker mine;
         worker = &mine;
         mine.body = &body;

@@ -1,5 +1,6 @@
 // test_kernels_attention.h   gpu against ref: attention, cross-entropy, embedding, mma
 #pragma once
+#include <sys/mman.h>
 #include "../attention.cuh"
 #include "mma.h"
 #include "../cross_entropy.cuh"
@@ -179,6 +180,43 @@ void kernels_large_exponents() {
     }
 }
 
+// a row of logits that begins beyond 2^31 elements, as of 64 sequences of 1024: only its block is run
+void kernels_far_rows() {
+#if defined(DEVICE_EMULATED)
+    constexpr int V = 65536, last = 32768, N = last + 1;
+    size_t bytes = (size_t)N * V * sizeof(floatX);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;  // of which one row takes memory
+    floatX* logits = (floatX*)mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (logits == MAP_FAILED) return check(false, "room for addresses of 2^31 logits");
+    std::vector<floatX> row = random_values<floatX>(V, 1, 3);
+    std::vector<int> targets(N, 77);
+    std::vector<real> losses(N), largest(N), sums(2 * N);
+    double sum = 0;
+    for (floatX x : row) sum += std::exp((double)real(x));
+    double want = std::log(sum) - (double)real(row[77]);
+    VocabularyShard v = {V, V, 0};
+    emulated::first_block = last;
+    for (bool at_once : {false, true}) {
+        std::copy(row.begin(), row.end(), logits + (long)last * V);
+        losses[last] = 0;
+        CrossEntropy all = {losses.data(), logits, largest.data(), sums.data(), targets.data(), real(1), true,
+                            N, v};
+        if (at_once) all.gpu(nullptr);
+        else {
+            all.largest_of_rows().gpu(nullptr);
+            all.sums_of_rows().gpu(nullptr);
+            all.finish().gpu(nullptr);
+        }
+        synchronize(nullptr);
+        close("the loss of a far row", std::vector<real>{losses[last]}, std::vector<double>{want}, 1e-5);
+        double gradient = (double)real(logits[(long)last * V + 77]);
+        check(std::abs(gradient - (std::exp(-want) - 1)) < 0.01, text("its gradient is %g", gradient));
+    }
+    emulated::first_block = 0;
+    munmap(logits, bytes);
+#endif
+}
+
 void kernels_cross_entropy() {
     for (auto [N, V, Vp, first] : {std::tuple{1, 2, 2, 0}, {3, 11, 16, 0}, {17, 257, 257, 0},
                                    {5, 257, 384, 100}, {4, 1000, 1024, 0}, {2, 50257, 50304, 0},
@@ -345,6 +383,7 @@ void test_kernels() {
         kernels_attention();
         kernels_flash_attention();
         kernels_large_exponents();
+        kernels_far_rows();
         kernels_cross_entropy();
         kernels_embedding();
         kernels_adamw();

@@ -76,7 +76,8 @@ void check_running_statistics() {
         check(std::isinf(s.limit(3)) == (i + 1 < 30), text("a limit after %d values", i + 1));
     }
     double mean = sum / 100, variance = squares / 100 - mean * mean;
-    close("of 100 values", std::vector<double>{s.mean, s.variance}, std::vector<double>{mean, variance}, 1e-12);
+    std::vector<double> wanted = {mean, variance};
+    close("of 100 values", std::vector<double>{s.mean, s.variance}, wanted, 1e-12);
     check(s.limit(2) == s.mean + 2 * std::sqrt(s.variance) && std::isinf(s.limit(0)), "--spike-z 2, and 0");
     for (int i = 0; i < 200; i++) s.add(3);  // the distance from 3 falls by 1/100 each time
     double rest = std::pow(0.99, 200), away = mean - 3;
@@ -154,7 +155,7 @@ void check_repeated_step() {
     };
     void *weight = m.weights + m.table.block(1, UP_W).offset,
          *gradient = m.gradients + m.table.block(1, UP_W).offset;
-    check(error_if(0, weight, sizeof(floatX)).empty(), "a step computed twice: " + error_if(0, weight, 1));
+    check(error_if(0, weight, sizeof(floatX)).empty(), "a step computed twice");
     check(error_if(2, gradient, sizeof(real)).find("step 5, computed twice, gave different gradients") == 0,
           "another gradient");
     check(error_if(2, weight, sizeof(floatX)).find("parameters have changed within step 5") == 0,

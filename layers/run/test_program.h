@@ -348,8 +348,8 @@ void test_program() {
         contexts += words(r.context, r.context_tokens) + "|";
         continuations += words(r.continuation, r.continuation_tokens);
     }
-    check(race.priors && race.requests.size() == 8 && contexts.ends_with("Answer:|Answer:|Answer:|Answer:|") &&
-              contexts.starts_with("Article: A") && continuations == " a b c d a b c d",
+    check(race.priors && race.requests.size() == 8 && contexts.starts_with("Article: A") &&
+              contexts.ends_with("Answer:|Answer:|Answer:|Answer:|") && continuations == " a b c d a b c d",
           "RACE's priors: " + contexts + continuations);
 
     std::string many;
