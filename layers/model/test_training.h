@@ -157,7 +157,7 @@ void training_gradients_in_fp8(bool lm_head) {
     ModelShape shape = {2, 64, 2, 32, 61, 64};
     Trial wanted(in_bf16, shape, 2), got(in_fp8, shape, 2);
     for (Trial* each : {&wanted, &got}) {
-        for (size_t t = 0; t < each->model.table.list.size(); t++) {  // biases that are not 0: they must count
+        for (size_t t = 0; t < each->model.table.list.size(); t++) {  // biases that are not 0 must count
             const Parameter& p = each->model.table.list[t];
             if (p.init_std == 0 && p.constant == 0)
                 store_parameter(each->model, &each->optimizer, (int)t, random_values<real>(p.size, t, 0.5));
