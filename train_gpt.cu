@@ -58,14 +58,15 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     };
     enqueue_step(run, trainer, samples.batch, gradients, update);  // or launches an earlier step's capture
 
-    // the host's first wait (over several ranks also in MPI calls, or if it is far ahead): for the whole step
+    // the host's first wait: copy_to_host waits for the whole step. (Over several ranks it may have waited
+    // before, in MPI calls or for room in a queue)
     UpdateDecision decision;
     copy_to_host(&decision, optimizer.decision, sizeof decision, model.stream);
     result.norm = decision.norm;
     result.updated = decision.will_update;
     run.state.advance(samples.batch, (uint64_t)tokens, result.updated);
 
-    // the host's other waits
+    // the host's other waits; sets result.loss (the device has summed the losses for its decision alone)
     StepReports reports = exchange_reports(result, run, trainer, samples, start, waited);
     result.seconds = seconds() - start;
     return reports;

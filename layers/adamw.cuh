@@ -6,16 +6,16 @@
 //   The device decides; the host learns of it when the step has ended.
 //   parameters (n) floatX   m, v (n) real or bf16   gradients (n) real
 //   flags (n / 128): one byte for every 128 values; n and all tensors' offsets are multiples of 128
-//   How a rank keeps them from step to step:
+//   Their storage between steps:
 //   A master weight w is a real. With bf16 parameters it is stored in two halves: the parameter is its upper
 //   half, rounded, and `low_bits` (n) holds its lower 16 bits; otherwise the parameter itself is w. With
 //   --master-weights no there is no `low_bits`: w is the parameter, rounded stochastically.
 //   Moments are real or, with --moments bf16, bf16 rounded stochastically: to the neighbour above or below,
 //   with probabilities that keep the mean exact. Rounded to nearest, a value that changes by less than half a
 //   unit in its last place per step would never move, as v would with beta2 = 0.999.
-//   check: checksums of w, m and v as read and as written. What one step has written the next must read, so a
-//   bit that flips in between changes a sum (each value's bits times an odd number, modulo 2^32; their sum in
-//   64 bits). This takes no extra memory traffic.
+//   check: checksums of w, m and v as read and as written; a skipped update reads them too, and leaves them.
+//   What one step has written the next must read, so a bit that flips in between changes a sum (each value's
+//   bits times an odd number, modulo 2^32; their sum in 64 bits). This takes no extra memory traffic.
 //   communicates: nothing    cost: bytes a parameter: 28, with bf16 moments 20, and without master
 //                            weights as well 16; the norm 4 more: memory bound
 #pragma once
@@ -171,7 +171,7 @@ struct Slice {
     int global_id, part_count;
 };
 constexpr int square_sum_parts = 256;  // at most; the parts depend on n alone, never on threads
-inline int square_sum_cut(long n) {
+inline int square_sum_part_count(long n) {
     return n < 4096L * square_sum_parts ? ceil_div(n, 4096) : square_sum_parts;
 }
 
@@ -292,13 +292,13 @@ void update_span(State state, const real* gradients, HyperParameters hyper, real
 
 template <class State>
 void AdamW<State>::ref(Stream) const {
-    if (!decision->will_update) return;
     unsigned long long read = 0, written = 0;
     #pragma omp parallel for reduction(+ : read, written)
     for (long first = 0; first < n; first += flag_span) {
         bool decaying = flags[first / flag_span] & flag_decay;
         read += ref::span_checksum(state, first);
-        ref::update_span(state, gradients, *hyper, decision->scale, decaying, first);
+        if (decision->will_update)
+            ref::update_span(state, gradients, *hyper, decision->scale, decaying, first);
         written += ref::span_checksum(state, first);
     }
     check->read += read;
@@ -369,12 +369,12 @@ __device__ inline StateCheck adamw_values(const State& state, const real* gradie
         real g = gs.at[k] * scale;
         sums.read += StateCheck::term(i + k, w, ms.at[k], vs.at[k]);
         uint32_t chance = State::rounds ? rounding_bits(hyper.step, w, g) : 0;
-        MasterHalves kept = state.keep(hyper.update(w, m, v, g, decaying), chance);
-        parameters.at[k] = kept.parameter;
-        low_bits.at[k] = kept.low_bits;
+        MasterHalves updated = state.keep(hyper.update(w, m, v, g, decaying), chance);
+        parameters.at[k] = updated.parameter;
+        low_bits.at[k] = updated.low_bits;
         round_stochastically(ms.at[k], m, chance);
         round_stochastically(vs.at[k], v, chance >> 16);
-        w = join_master(kept.parameter, kept.low_bits);
+        w = join_master(updated.parameter, updated.low_bits);
         sums.written += StateCheck::term(i + k, w, ms.at[k], vs.at[k]);
     }
 
@@ -385,14 +385,24 @@ __device__ inline StateCheck adamw_values(const State& state, const real* gradie
     return sums;
 }
 
+// of a thread's values, where an update is skipped
+template <class State>
+__device__ inline unsigned long long values_checksum(const State& state, long i) {
+    unsigned long long sum = 0;
+    for (long k = i; k < i + real_each; k++)
+        sum += StateCheck::term(k, state.master(k), state.m[k], state.v[k]);
+    return sum;
+}
+
 template <class State>
 __global__ void adamw_kernel(State state, const real* gradients, const uint8_t* flags,
                              const HyperParameters* hyper, const UpdateDecision* decision,
                              StateCheck* check, long n) {
-    if (!decision->will_update) return;
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
     StateCheck sums = {};
-    if (i < n) sums = adamw_values(state, gradients, flags, *hyper, decision->scale, i);
+    if (i < n && decision->will_update)
+        sums = adamw_values(state, gradients, flags, *hyper, decision->scale, i);
+    else if (i < n) sums.read = sums.written = values_checksum(state, i);
     // in integers, so that the order of the blocks does not matter
     SHARED(unsigned long long, read, adamw_block / 32);
     SHARED(unsigned long long, written, adamw_block / 32);

@@ -77,20 +77,22 @@ struct AttentionBackward {
 
 struct FlashScratch {
     real* query_terms;  // for each query: lse in base 2, and delta (FlashBackward)
-    real* dq;  // summed in turns: the first block stores its part, the last writes dqkv; so never cleared
+    // blocks of keys take turns, the last keys first: their block stores its part, that of keys 0, the last,
+    // writes dqkv. So it is never cleared
+    real* dq;
     // [0]: blocks that have started; from [1] on: whose turn it is to add to dq, for each tile of queries, or
     // on sm_90a for each half of a tile
     int* turns;
-    // sm_90a: (B, ceil(T / 128), NH, 3, HS): sums over 128 keys of dk and dv; of dq, which the block of the
-    // first keys completes, over all queries in the first of these rows, and 0 in the others
-    real* column_sums;
+    // sm_90a: (B, ceil(T / 128), NH, 3, HS): sums over 128 keys of dk and dv; of dq, which the block of
+    // keys 0 completes, over all queries in the first of these rows, and 0 in the others
+    real* dqkv_sums;
 };
 inline long flash_query_terms(int B, int NH, int T) { return 2L * B * NH * T; }
 // rounded up to whole tiles of queries: rows beyond the sequence receive only zeros, and are not used
 inline long flash_dq(int B, int NH, int T, int HS) { return (long)B * NH * ceil_div(T, 128) * 128 * HS; }
 // for tiles of 32 queries, the smallest that a kernel has
 inline long flash_turns(int B, int NH, int T) { return 1 + (long)B * NH * ceil_div(T, 128) * 4; }
-inline long flash_column_sums(const AttentionShape& a) { return (long)a.B * ceil_div(a.T, 128) * a.row(); }
+inline long flash_dqkv_sums(const AttentionShape& a) { return (long)a.B * ceil_div(a.T, 128) * a.row(); }
 
 // whether the kernels support this head size
 constexpr bool has_flash_kernels(int HS) {
@@ -121,7 +123,7 @@ struct FlashForward {
 };
 
 // computes p = exp(score - lse) again; delta = sum(dout * o), which is sum(p * dp). db: as above, but
-// on sm_90a sums of dqkv before it is rounded
+// sm_90a's kernel sums dqkv before it is rounded
 struct FlashBackward {
     floatX* dqkv;
     FlashScratch scratch;

@@ -240,7 +240,7 @@ __global__ void cross_entropy_finish_kernel(real* losses, floatX* logits, const 
 __global__ void __launch_bounds__(cross_entropy_block)
 cross_entropy_kernel(real* losses, floatX* logits, const int* targets, real dloss, bool want_gradient,
                      VocabularyShard v) {
-    DYNAMIC_SHARED(floatX, kept);
+    DYNAMIC_SHARED(floatX, in_shared);
     SHARED(real, most_lane, cross_entropy_block / 32);
     SHARED(real, sum_lane, cross_entropy_block / 32);
     int n = blockIdx.x, column = targets[n];
@@ -251,24 +251,24 @@ cross_entropy_kernel(real* losses, floatX* logits, const int* targets, real dlos
     // 1. the largest logit, while the row is copied to shared memory
     real most = -INFINITY, sum = 0;
     each_vector(row, v, [&](const Vec<floatX>& x, int c) {
-        store16(kept + c, x);
+        store16(in_shared + c, x);
         take_largest(most, x);
     });
     most = max_over_block(most, most_lane);
 
     // 2. the sum of exp; each thread reads only what it has stored itself
     #pragma unroll 4
-    for (int c = threadIdx.x * vec_size; c < v.size; c += step) add_exp(sum, load16(kept + c), most);
+    for (int c = threadIdx.x * vec_size; c < v.size; c += step) add_exp(sum, load16(in_shared + c), most);
     sum = sum_over_block(sum, sum_lane);
 
     // 3. the loss, and the gradient in the logits' place; INFINITY makes all gradients 0
-    real log_sum = counts ? most + log(sum) : INFINITY, target = counts ? real(kept[column]) : 0;
+    real log_sum = counts ? most + log(sum) : INFINITY, target = counts ? real(in_shared[column]) : 0;
     if (threadIdx.x == 0 && counts) losses[n] = log_sum - target;
     if (!want_gradient) return;
 
     #pragma unroll 4
     for (int c = threadIdx.x * vec_size; c < v.size; c += step)
-        store_row(row, c, v.size, loss_gradients(load16(kept + c), log_sum, dloss));
+        store_row(row, c, v.size, loss_gradients(load16(in_shared + c), log_sum, dloss));
     if (counts && has_column(column)) row[column] = floatX((exp_of(target - log_sum) - 1) * dloss);
 }
 

@@ -26,7 +26,9 @@ struct NormStats { real *mean, *rstd; };  // (N) each
 // the same on every GPU
 constexpr int most_row_groups(int C) { return C <= 1024 ? 1536 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
 // the groups' sums for dw and db, and scratch to add them up
-inline long ln_scratch(int C) { return most_column_sums * (most_row_groups(C) * C + column_sum_scratch(C)); }
+inline long ln_scratch(int C) {
+    return most_summed_matrices * (most_row_groups(C) * C + column_sum_scratch(C));
+}
 
 // ---- the operations --------------------------------------------------------------------------------------
 
@@ -44,19 +46,19 @@ struct ResidualForward {
     void gpu(Stream) const;
 };
 
-// y = the layer norm of x or, with a branch f, of sum = residual + f + bias, written first
+// y = the layer norm of x or, with a branch f, of mid = residual + f + bias, written first
 struct LayerNormForward {
     floatX* y;
     NormStats stats;
     const floatX *x, *w, *b;
     int N, C;
-    floatX* sum = nullptr;
+    floatX* mid = nullptr;
     const floatX *residual = nullptr, *f = nullptr, *bias = nullptr;
 
     static constexpr const char* name = "layernorm_forward";
     std::vector<Tensor> tensors() const {
         return {reads("residual", f ? residual : nullptr, N, C), reads("f", f, N, C),
-                reads("bias", f ? bias : nullptr, C), f ? writes("sum", sum, N, C) : reads("x", x, N, C),
+                reads("bias", f ? bias : nullptr, C), f ? writes("mid", mid, N, C) : reads("x", x, N, C),
                 reads("w", w, C), reads("b", b, C), writes("y", y, N, C), writes("mean", stats.mean, N),
                 writes("rstd", stats.rstd, N)};
     }
@@ -97,8 +99,8 @@ void ResidualForward::ref(Stream) const {
 }
 
 void LayerNormForward::ref(Stream s) const {
-    if (f) ResidualForward{.y = sum, .residual = residual, .f = f, .bias = bias, .N = N, .C = C}.ref(s);
-    const floatX* rows = f ? sum : x;
+    if (f) ResidualForward{.y = mid, .residual = residual, .f = f, .bias = bias, .N = N, .C = C}.ref(s);
+    const floatX* rows = f ? mid : x;
 
     #pragma omp parallel for
     for (int n = 0; n < N; n++) {
@@ -271,10 +273,10 @@ __global__ void residual_forward_kernel(floatX* y, const floatX* residual, const
 
 // ---- layer norm, with rows in registers ------------------------------------------------------------------
 
-// with a branch f, the rows are residual + f + bias, written to `made`; otherwise x
+// with a branch f, the rows are residual + f + bias, written to `mid`; otherwise x
 template <int WARPS, int VECTORS>
 __global__ void __launch_bounds__(row_threads(WARPS))
-layernorm_forward_rows_kernel(floatX* y, NormStats stats, const floatX* x, floatX* made,
+layernorm_forward_rows_kernel(floatX* y, NormStats stats, const floatX* x, floatX* mid,
                               const floatX* residual, const floatX* f, const floatX* bias, const floatX* w,
                               const floatX* b, int N, int C) {
     int n = thread_first_row<WARPS>();
@@ -294,7 +296,7 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, const floatX* x, float
             for (int i = 0; i < vec_size; i++)
                 v[k].at[i] = floatX(real(v[k].at[i]) + real(fs.at[i]) + real(bs.at[i]));
         }
-        store_row_vectors<WARPS>(made + row, v, C);
+        store_row_vectors<WARPS>(mid + row, v, C);
     }
 
     // mean and variance
@@ -465,21 +467,21 @@ void ResidualForward::gpu(Stream s) const {
 
 void LayerNormForward::gpu(Stream s) const {
     if (!gpu::row_warps(C)) {
-        if (f) ResidualForward{.y = sum, .residual = residual, .f = f, .bias = bias, .N = N, .C = C}.gpu(s);
+        if (f) ResidualForward{.y = mid, .residual = residual, .f = f, .bias = bias, .N = N, .C = C}.gpu(s);
         LAUNCH(gpu::layernorm_forward_kernel, ceil_div(N, gpu::layernorm_block / 32), gpu::layernorm_block, 0,
-               s, y, stats, f ? sum : x, w, b, N, C);
+               s, y, stats, f ? mid : x, w, b, N, C);
         return;
     }
     gpu::with_row_warps(C, [&](auto warps, auto vectors) {
         constexpr int W = decltype(warps)::value, V = decltype(vectors)::value, block = gpu::row_threads(W);
         LAUNCH((gpu::layernorm_forward_rows_kernel<W, V>), ceil_div(N, block / (W * 32)), block, 0, s, y,
-               stats, x, sum, residual, f, bias, w, b, N, C);
+               stats, x, mid, residual, f, bias, w, b, N, C);
     });
 }
 
 void LayerNormBackward::gpu(Stream s) const {
     int groups = gpu::used_groups(N, C);
-    real* sums = column_scratch + (long)most_column_sums * most_row_groups(C) * C;
+    real* sums = column_scratch + (long)most_summed_matrices * most_row_groups(C) * C;
     if (!gpu::row_warps(C) || !groups) {
         LAUNCH(gpu::layernorm_backward_kernel, ceil_div(N, gpu::layernorm_block / 32), gpu::layernorm_block,
                0, s, dx, dy, x, w, stats, N, C);

@@ -5,7 +5,7 @@
 //   backward: sets dx; sets dw or, with `accumulate`, adds to it in the GEMM itself. db is computed where
 //             dy is (list in model/block.h): for the layer before GELU here, where GELU's slope is applied.
 //   gpu: GELU, and a bias beside a residual, are in a GEMM's epilogue or a kernel of their own, whichever is
-//   faster: fuses(), base/gemm.h. With --fp8 linear layers are other operations: fast/fp8_linear.h
+//   faster (untimed, only the bias is): fuses(), base/gemm.h. With --fp8: other operations, fast/fp8_linear.h
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
 //                            flops, reads and writes once: memory bound
 #pragma once
@@ -101,11 +101,11 @@ struct LinearBackward {
     void gpu(Stream) const;
 };
 
-// for a layer with input x = gelu(up), up = … + b: d_up (N, C) becomes the gradient of up, and db (C) its
-// column sums, the gradient of b
+// for a layer with weights w and input x = gelu(up), where up = … + b is what the layer before computes: d_up
+// (N, C) becomes the gradient of up, and d_up_bias (C) its column sums, the gradient of b
 struct LinearOfGeluBackward {
     floatX* d_up;
-    real *dw, *db;
+    real *dw, *d_up_bias;
     const floatX *dy, *x, *up, *w;
     real* column_scratch;  // column_sum_scratch(C)
     int N, C, OC;
@@ -114,7 +114,7 @@ struct LinearOfGeluBackward {
     static constexpr const char* name = "linear_of_gelu_backward";
     std::vector<Tensor> tensors() const {
         return {reads("dy", dy, N, OC), reads("x", x, N, C), reads("up", up, N, C), reads("w", w, OC, C),
-                sums_to("dw", dw, accumulate, OC, C), sums_to("db", db, accumulate, C),
+                sums_to("dw", dw, accumulate, OC, C), sums_to("d_up_bias", d_up_bias, accumulate, C),
                 writes("d_up", d_up, N, C)};
     }
     std::vector<Work> works() const {
@@ -175,7 +175,7 @@ void LinearBackward::ref(Stream s) const {
 void LinearOfGeluBackward::ref(Stream s) const {
     ref::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
     ref::gemm(input_gemm(d_up, dy, w, N, C, OC), s);
-    ref::gelu_backward(d_up, db, up, column_scratch, N, C, accumulate, s);
+    ref::gelu_backward(d_up, d_up_bias, up, column_scratch, N, C, accumulate, s);
 }
 
 void GeluForward::ref(Stream s) const { ref::gelu_forward(y, x, (long)N * C, s); }
@@ -282,8 +282,8 @@ void LinearOfGeluBackward::gpu(Stream s) const {
     fused_gemm.gelu_input = up;
     auto compute_so = [&](bool fused) {
         gpu::gemm(fused ? fused_gemm : unfused, s);
-        if (fused) gpu::column_sum(db, d_up, column_scratch, N, C, accumulate, s);
-        else gpu::gelu_backward(d_up, db, up, column_scratch, N, C, accumulate, s);
+        if (fused) gpu::column_sum(d_up_bias, d_up, column_scratch, N, C, accumulate, s);
+        else gpu::gelu_backward(d_up, d_up_bias, up, column_scratch, N, C, accumulate, s);
     };
     bool fused = gpu::fuses("GELU backward with sums", fused_gemm, s, compute_so);
     compute_so(fused);

@@ -171,6 +171,13 @@ struct BothStates {
         v.upload();
     }
 
+    void download() {
+        parameters.host = parameters.back();
+        low.host = low.back();
+        m.host = m.back();
+        v.host = v.back();
+    }
+
     std::vector<real> on_device(StateKind kind) {
         R out(values[kind].size());
         CopyState<State>{out.device, device(), kind, (long)values[kind].size()}.gpu(nullptr);
@@ -213,7 +220,7 @@ void check_adamw(const char* moments) {
                                real(0.0975), 2};
 
         // two slices, the second one's sum first
-        Slice first = {0, n, 0, 2, square_sum_cut(n)}, second = {n, n, n, 0, square_sum_cut(n)};
+        Slice first = {0, n, 0, 2, square_sum_part_count(n)}, second = {n, n, n, 0, square_sum_part_count(n)};
         Both<Slice> slices(std::vector<Slice>{first, second});
         Both<double> sums(std::vector<double>{0, 3, 0, 4}), parts(2 * square_sum_parts);
         both_ways([&] { return SquareSums{sums, parts, g, flags, slices, 2}; });
@@ -278,10 +285,18 @@ void check_adamw(const char* moments) {
         is_noticed("m", state.m);
         is_noticed("v", state.v);
 
-        std::vector<real> unchanged = state.on_device(Master);
-        StateCheck none = launch(real(norm / 2));
-        check(state.on_device(Master) == unchanged && none.read == 0,
-              "no update beyond the norm's limit" + size);
+        std::vector<real> unchanged;
+        StateCheck last = launch(INFINITY), none = launch(real(norm / 2));
+        unchanged = state.on_device(Master);
+        StateCheck again = launch(real(norm / 2));
+        check(none.read == last.written && none.written == none.read && again.read == none.read,
+              "a skipped update reads the state, and leaves it" + size);
+        UpdateDecision skip = {norm, 1, 0};
+        StateCheck in_ref = {};
+        state.download();
+        AdamW<State>{state.ref(), g.ref(), flags.ref(), &how, &skip, &in_ref, n}.ref(nullptr);
+        check(in_ref.read == none.read && in_ref.written == none.read, "in ref the same" + size);
+        check(state.on_device(Master) == unchanged, "no update beyond the norm's limit" + size);
     }
 }
 
@@ -319,7 +334,8 @@ void kernels_square_sums() {
     long n = 4096L * square_sum_parts + flag_span, m = 4096 * 3 + flag_span;
     R g(random_values<real>(n + m, 4));
     Both<uint8_t> flags(std::vector<uint8_t>((n + m) / flag_span, flag_in_norm));
-    Both<Slice> slices(std::vector<Slice>{{0, n, 0, 0, square_sum_cut(n)}, {n, m, n, 1, square_sum_cut(m)}});
+    Slice first = {0, n, 0, 0, square_sum_part_count(n)}, second = {n, m, n, 1, square_sum_part_count(m)};
+    Both<Slice> slices(std::vector<Slice>{first, second});
     Both<double> sums(2), parts(2 * square_sum_parts);
     both_ways([&] { return SquareSums{sums, parts, g, flags, slices, 2}; });
     std::vector<double> plain(2, 0);

@@ -1,9 +1,11 @@
 """Bits that flip, and losses that are not finite."""
 
 import json
+import os
 import random
 import re
 import shutil
+import signal
 import struct
 import time
 from pathlib import Path
@@ -81,6 +83,34 @@ def flipped_bits():
         if found:
             check(found["rank"] == "2", f"{name}: rank {found['rank']} is named: {text[-400:]}")
             check(int(found["step"]) <= last + 2, f"{name}: flipped at step {at}, found at {found['step']}")
+
+
+def flipped_exponent():
+    """A weight of 1e36: the loss is a spike, and its update is skipped, but the flipped bit is named."""
+    log, lines = WORK / "memory-exponent", WORK / "exponent.jsonl"
+    for _ in range(20):  # until it is hit before forward reads it, and not behind
+        for file in (lines, Path(f"{log}.2")):
+            file.unlink(missing_ok=True)
+        words = command("--steps", 1000000, "--metrics", lines, "--spike-z", 1000, ranks=4)
+        process = start(words, shimmed(MEMORY_LOG=log))
+        if not until(lambda: steps_written(lines) >= 40 and 2 in ranks_of(process)):
+            return check(False, f"a run of four ranks: {end(process, 1)[-400:]}")
+        places = [tuple(map(int, line.split())) for line in Path(f"{log}.2").read_text().splitlines()]
+        parameters = next(at for at, size in places if size > 20000 and size != 1 << 17)
+        victim, at = ranks_of(process)[2], steps_written(lines)
+        flip_bit(victim, parameters + 4 * 7680 + 3, 6)
+        until(lambda: process.poll() is not None or steps_written(lines) > at + 200)
+        if process.poll() is None:  # written over in the middle of an update
+            os.killpg(process.pid, signal.SIGKILL)
+            end(process)
+            continue
+        text = end(process, 30)
+        named = "[rank 2]" in text and "read other master weights" in text and "a spike" not in text
+        check(process.returncode == 1 and named, f"named: {process.returncode} {text[-400:]}")
+        last = json_lines(lines)[-1]
+        if last["loss"] is None or last["loss"] > 1e30:
+            return check(last.get("updated") is False, f"the update is skipped: {last}")
+    check(False, "no flip was hit before forward")
 
 
 def until_60(name):

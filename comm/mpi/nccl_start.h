@@ -6,11 +6,13 @@
 //   host, so each rank calls itself a host. They then communicate by sockets, slowly.
 #pragma once
 #include <nccl.h>
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <fstream>
 #include <memory>
 #include <thread>
+#include "../../layers/base/hardware.h"
 #include "mpi_world.h"
 
 namespace comm {
@@ -24,8 +26,12 @@ void check_nccl(ncclResult_t result, const char* what) {
 
 // A rank has at most six calls on the device at once, whose blocks take an SM each: on four links, over d and
 // on the compute stream. 5 * 8 + 32 = 72 of an A100's 108 SMs: each call finds room, in whatever order they
-// begin. 8 is enough for a network card (not measured), and NCCL rounds links' blocks up to a power of two
-constexpr int ctas_beside_kernels = 8, most_ctas = 32;
+// begin; on a GPU of fewer than 72 SMs, as an L4's 58, the last takes less. 8 is enough for a network card
+// (not measured), and NCCL rounds links' blocks up to a power of two
+constexpr int ctas_beside_kernels = 8;
+int ctas_on_compute_stream() {
+    return std::clamp(multiprocessors() - 5 * ctas_beside_kernels, ctas_beside_kernels, 32);
+}
 
 // NCCL waits for all ranks of a new communicator without a timeout: a separate thread does that while this
 // one watches the clock. If the run ends meanwhile, the thread is left behind
@@ -42,7 +48,7 @@ ncclComm_t join(const Group& g, ncclUniqueId id, bool beside_kernels) {
         if constexpr (requires { config.commName; }) config.commName = handle_of(g).name.c_str();
     };
     set_name(joining->config);
-    joining->config.maxCTAs = beside_kernels ? ctas_beside_kernels : most_ctas;
+    joining->config.maxCTAs = beside_kernels ? ctas_beside_kernels : ctas_on_compute_stream();
     std::thread joins([joining, id, size = g.size, rank = g.rank, device = current_device()] {
         try {
             use_device(device);

@@ -74,6 +74,7 @@ inline const cudaDeviceProp& device_properties() {
 
 // bytes of shared memory that all blocks of a multiprocessor have together
 inline size_t shared_of_multiprocessor() { return device_properties().sharedMemPerMultiprocessor; }
+inline int multiprocessors() { return device_properties().multiProcessorCount; }
 #endif
 
 // the name of this rank's device

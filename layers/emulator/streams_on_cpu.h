@@ -450,4 +450,5 @@ void allow_shared(Kernel kernel, size_t bytes) {
 }
 
 inline size_t largest_shared() { return emulated::largest_shared; }
+inline int multiprocessors() { return 132; }  // an H100's
 inline size_t shared_of_multiprocessor() { return emulated::largest_shared + 1024; }  // as on all GPUs

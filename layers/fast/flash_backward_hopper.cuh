@@ -240,7 +240,7 @@ __device__ inline void write_keys(const float (&dk)[HS / 2], const float (&dv)[H
     }
     named_barrier<256>(1);
     long block = (long)own.b * own.blocks + own.block;
-    float* parts = scratch.column_sums + block * 3 * a.NH * HS + 3L * own.h * HS;
+    float* parts = scratch.dqkv_sums + block * 3 * a.NH * HS + 3L * own.h * HS;
     for (int i = (int)threadIdx.x - 128; i < 3 * HS; i += 256) {
         float sum = 0;
         for (int w = 0; w < 8; w++) sum += in.bias_sums<HS>(w)[i];

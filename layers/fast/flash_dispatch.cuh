@@ -117,7 +117,7 @@ void FlashBackward::compute_with(bool hopper, Stream s) const {
     if (!db) return;
     int row = (int)a.row();
     if (hopper)
-        gpu::column_sum(db, scratch.column_sums, column_scratch, a.B * ceil_div(a.T, 128), row,
+        gpu::column_sum(db, scratch.dqkv_sums, column_scratch, a.B * ceil_div(a.T, 128), row,
                         accumulate, s);
     else gpu::column_sum(db, dqkv, column_scratch, (int)a.rows(), row, accumulate, s);
 }

@@ -80,9 +80,9 @@ void InFp8<LinearBackward>::execute(Stream s) const {
 
 template <>
 void InFp8<LinearOfGeluBackward>::execute(Stream s) const {
-    auto [d_up, dw, db, dy, x, up, w, column_scratch, N, C, OC, accumulate] = layer;
+    auto [d_up, dw, d_up_bias, dy, x, up, w, column_scratch, N, C, OC, accumulate] = layer;
     ::fp8::matmul_backward(d_up, dw, dy, in, w, fp8, N, C, OC, accumulate, s);
-    dev::fp8_gelu_backward(d_up, db, up, column_scratch, N, C, accumulate,
+    dev::fp8_gelu_backward(d_up, d_up_bias, up, column_scratch, N, C, accumulate,
                            {fp8.d_up_scale, fp8.parts, e5m2::largest}, s);
 }
 #endif

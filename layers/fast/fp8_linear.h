@@ -139,10 +139,10 @@ inline std::vector<Work> InFp8<LinearBackward>::works() const {
 
 template <>
 inline std::vector<Tensor> InFp8<LinearOfGeluBackward>::tensors() const {
-    auto [d_up, dw, db, dy, x, up, w, scratch, N, C, OC, accumulate] = layer;
+    auto [d_up, dw, d_up_bias, dy, x, up, w, scratch, N, C, OC, accumulate] = layer;
     return {reads("dy", dy, N, OC), reads("x in 8 bits", in.x.transposed, C, N), reads("up", up, N, C),
-            reads("w", w, OC, C), sums_to("dw", dw, accumulate, OC, C), sums_to("db", db, accumulate, C),
-            writes("d_up", d_up, N, C)};
+            reads("w", w, OC, C), sums_to("dw", dw, accumulate, OC, C),
+            sums_to("d_up_bias", d_up_bias, accumulate, C), writes("d_up", d_up, N, C)};
 }
 template <>
 inline std::vector<Work> InFp8<LinearOfGeluBackward>::works() const {

@@ -136,7 +136,7 @@ void hopper_attention() {
         X dout(random_values<floatX>(m, 2)), dqkv(n);
         R terms(flash_query_terms(B, NH, T)), dq(flash_dq(B, NH, T, HS));
         Both<int> turns(flash_turns(B, NH, T));
-        R parts(flash_column_sums(a));
+        R parts(flash_dqkv_sums(a));
         FlashScratch scratch = {terms.device, dq.device, turns.device, parts.device};
         SumsOnTheWay db(a.row());
         FlashBackward{dqkv.ref(), {}, dout.ref(), o.ref(), lse.ref(), qkv.ref(), a}.ref(nullptr);

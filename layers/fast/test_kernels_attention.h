@@ -82,7 +82,7 @@ void kernels_flash_attention() {
         close_by_position("flash attention is attention" + size, o.host, whole.host, a, 1, 4 * rounding);
         alike("flash attention o" + size, o.back(), o.host);
         FlashBackward{dqkv.ref(), {}, dout.ref(), o.ref(), lse.ref(), qkv.ref(), a}.ref(nullptr);
-        R parts(flash_column_sums(a));
+        R parts(flash_dqkv_sums(a));
         FlashScratch scratch = {terms.device, dq.device, turns.device, parts.device};
         SumsOnTheWay db(a.row());
         std::vector<floatX> first;

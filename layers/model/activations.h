@@ -103,7 +103,7 @@ struct LmHeadActivations {
     real* losses;               // (micro_batches, logit_rows)
     real* tokens_ahead = nullptr;  // (micro_batches, logit_rows): fast/tokens_ahead.cuh
     real *largest, *exp_sums;   // (logit_rows_held), (2, logit_rows_held): see cross_entropy.cuh
-    int logit_rows;             // most rows of logits in a batch
+    int logit_rows;             // most rows of logits in a batch; like the next, never 0, unlike Setup's
     int logit_rows_held;        // rows of logits held at once
     bool loss_in_backward;      // backward computes logits and losses itself: see vocabulary.h
     bool in_fp8 = false;        // --fp8-lm-head: its GEMMs are in 8 bits where the blocks' are
@@ -138,7 +138,12 @@ struct MicroBatch {
     int chunk;
     BatchShape batch;
     InFlight& kept;
-    Buffer& input;
+    Buffer& input;   // of the chunk
+    BlockActivations block(int l) const {  // of layer l of the chunk
+        BlockActivations a = kept.blocks[l];
+        if (l == 0) a.x = input.x;
+        return a;
+    }
     Buffer* dx_buffer = nullptr;  // used by backward alone, in place
 };
 
@@ -146,9 +151,9 @@ struct MicroBatch {
 
 // one for all layers and the LM head, which use it in the order of one stream
 struct Scratch {
-    // (N, C): in forward, with t > 1 or --fp8, the output of a branch's last GEMM, and with sequence
-    // parallelism the looked-up rows of wte, in packed batches the LM head's rows; in backward the gradients
-    // of ln (LM head), ln2, o and ln1. All but that of o are partial sums, to be reduced over t
+    // (N, C): in backward the gradients of ln (LM head), ln2, o and ln1; with t > 1 all but that of o are
+    // partial sums, to be reduced over t. In forward, with t > 1 or --fp8, the output of a branch's last
+    // GEMM, with sequence parallelism the looked-up rows of wte, in packed batches the LM head's rows
     floatX* unreduced;
     floatX* reduced;     // (N_r, C): their sums; without sequence parallelism, so with t = 1, `unreduced`
     floatX* all_rows;    // (N, C): gathered rows; with sequence parallelism only

@@ -78,12 +78,12 @@ inline void after_attention_forward(const BlockActivations& a, const floatX* con
     int N = batch.rows(), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
 
     // 4. output projection, added to the residual stream: mid; and 5. its layer norm. With t > 1 or --fp8 the
-    // layer norm computes mid, from f; otherwise f is nullptr, and the arguments from `sum` on are not read
+    // layer norm computes mid, from f; otherwise f is nullptr, and the fields from mid on are not read
     const floatX* f = end_branch(LinearForward{.y = a.mid, .x = a.o, .w = w[OUT_W], .b = w[OUT_B], .N = N,
                                                .C = C_r, .OC = C, .residual = a.x}, a.out_fp8,
                                  "sum of attention", ctx);
     compute(LayerNormForward{.y = a.ln2, .stats = a.ln2_stats, .x = a.mid, .w = w[LN2_W], .b = w[LN2_B],
-                             .N = ctx.tp.rows(N), .C = C, .sum = a.mid, .residual = a.x, .f = f,
+                             .N = ctx.tp.rows(N), .C = C, .mid = a.mid, .residual = a.x, .f = f,
                              .bias = w[OUT_B]}, s);
 
     // 6. up to this rank's share of 4C, and 7. GELU
@@ -116,12 +116,13 @@ inline const floatX* gathered_input(const LayerContext& ctx, const floatX* x, in
     return gather_rows(ctx.tp, ctx.scratch.all_rows, x, N, ctx.shape.C, label, ctx.stream);
 }
 
-// g[tensor] (real): gradients of w[tensor], set or, with ctx.accumulate, added to. The gradient of a linear
+// w[tensor], g[tensor] (real): pointers into the flat buffers of parameters and gradients, by BlockTensor
+// (params.h); gradients are set or, with ctx.accumulate, added to. The gradient of a linear
 // layer's bias, a column sum, is computed where the rows to be summed are at hand:
+//   DOWN_B  in step 8, of dx
 //   UP_B    in step 7, of d_up
 //   OUT_B   in step 4, of dx
 //   QKV_B   in step 3, of d_qkv, by attention's backward
-//   DOWN_B  in step 8, of dx
 // With sequence parallelism, gradients of replicated tensors cover only this rank's rows; optimizer.h sums
 // them over the tensor-parallel ranks, once per step.
 // Scratch is reused within the block, in the order of one stream. Without sequence parallelism, so with
@@ -147,9 +148,10 @@ inline void mlp_backward(floatX* dx, real* const* g, const BlockActivations& a, 
     // 8. and 7. back through GELU
     if (recomputes_shared(a, ctx)) compute(GeluForward{.y = a.act, .x = a.up, .N = N, .C = 4 * C_r}, s);
     const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for down", s);
-    compute_linear(LinearOfGeluBackward{.d_up = d_up, .dw = g[DOWN_W], .db = g[UP_B], .dy = rows, .x = a.act,
-                                        .up = a.up, .w = w[DOWN_W], .column_scratch = scratch.columns, .N = N,
-                                        .C = 4 * C_r, .OC = C, .accumulate = ctx.accumulate},
+    compute_linear(LinearOfGeluBackward{.d_up = d_up, .dw = g[DOWN_W], .d_up_bias = g[UP_B], .dy = rows,
+                                        .x = a.act, .up = a.up, .w = w[DOWN_W],
+                                        .column_scratch = scratch.columns, .N = N, .C = 4 * C_r, .OC = C,
+                                        .accumulate = ctx.accumulate},
                    a.down_fp8, ctx);
 
     // 6.

@@ -6,8 +6,8 @@
 //   low_bits, m, v: for the owned slices, in the format of adamw.cuh
 //   Bytes per parameter in bf16: parameter 2, gradient 4, and (2 + 4 + 4) / shards for low_bits, m and v
 //     (on one stage, with several micro-batches, wte's take 4 more: the logits' part of its gradient)
-//   norm = L2 over all gradients, each counted once (flags_of, run/allocate.h); gradients are scaled by
-//     min(1, clip / (norm + 1e-6))
+//   norm = L2 over all gradients, each counted once: on one rank all, over several as flags_of() in
+//     run/allocate.h says; gradients are scaled by min(1, clip / (norm + 1e-6))
 //   communicates, in this order:
 //     1. reduce-scatter (or all-reduce) of gradients over d, begun in backward
 //     2. for gradients of tensors that are not split: under sequence parallelism, all-reduce over t; where
@@ -49,7 +49,7 @@ inline std::vector<Slice> owned_slices(const ParameterTable& table, int owner) {
     long state = 0;
     for (auto& bucket : table.buckets) {
         long n = bucket.elements / table.layout.optimizer_shards;
-        out.push_back({bucket.offset + owner * n, n, state, bucket.global_id, square_sum_cut(n)});
+        out.push_back({bucket.offset + owner * n, n, state, bucket.global_id, square_sum_part_count(n)});
         state += n;
     }
     return out;
@@ -69,11 +69,11 @@ struct Optimizer {
     uint8_t* flags = nullptr;
     Slice* device_slices;
     double *sums, *sum_parts;
-    // on the device, where a CUDA graph reads them anew (kernel arguments stay those of its capture);
-    // next_hyper: pinned host memory
-    HyperParameters *hyper, *next_hyper = nullptr;
+    // on the device, where a CUDA graph reads them anew (kernel arguments stay those of its capture)
+    HyperParameters* hyper;
     UpdateDecision* decision;
     StateCheck* state_check;
+    HyperParameters* next_hyper = nullptr;  // pinned host memory
     unsigned long long written = 0;  // the last update's checksum of the state, as it was written
     bool has_written = false;        // since the state was last cleared or loaded
     // checksums for --check-every: parameters at the start of the step and before the update, gradients of
@@ -133,7 +133,7 @@ inline void reduce_replicated(Model& model, const comm::Group& group, comm::Op o
 
 // The last backward started the reductions over d: waits for them, then sums over t and over the copies of
 // the tied embedding, in place. Afterwards this rank's slices (Optimizer.slices) hold complete gradients;
-// what lies beside them is not read. With d = t = p = 1 there is nothing to sum.
+// the rest of the buffer is not read. With d = t = p = 1 there is nothing to sum.
 inline void complete_gradients(Model& model) {
     Section section({.pass = Pass::Update}, model.stream);
     const Grid& grid = model.grid;
@@ -178,7 +178,7 @@ inline void compute_decision(Model& model, Optimizer& optimizer) {
                          .hyper = optimizer.hyper}, model.stream);
 }
 
-// uses the hyper-parameters set before; the next step's first micro-batch sets the gradients anew
+// uploads next_hyper, which this step set; the next step's first micro-batch sets the gradients anew
 inline void update_parameters(Model& model, Optimizer& optimizer) {
     Section section({.pass = Pass::Update}, model.stream);
     compute(UploadValues{"hyper-parameters", optimizer.hyper, optimizer.next_hyper, 1}, model.stream);

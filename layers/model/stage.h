@@ -29,11 +29,11 @@ struct Model {
     real* gradients = nullptr;
     Fp8Weights fp8 = {};  // with --fp8: 8-bit copies of the blocks' matrices; with --fp8-lm-head, of wte too
     // wte's gradient has two parts, as wte is the embedding and the LM head. This receives the logits' part:
-    //   p = 1, one micro-batch in each step of the run: gradient(wte), to which the lookups' part is added
-    //   p = 1 otherwise (sums_wte_apart()): a buffer of its own, which the first micro-batch sets. After the
-    //     last it is added to gradient(wte), until then the lookups' part alone
-    //   p > 1: gradient(wte) of the last stage's copy; nullptr on other stages. The first stage's has the
-    //     lookups' part: with p = 1 the two are summed apart so that steps are the same bits for every p
+    //   p = 1, one micro-batch in each step of the run: gradient(wte). The LM head sets it, the lookups add
+    //   p = 1 otherwise (sums_wte_apart()): a buffer of its own. In each micro-batch the LM head sets it, or
+    //     adds; gradient(wte), cleared in the first, receives the lookups' part, and after the last also this
+    //   p > 1: gradient(wte) of the last stage's copy, nullptr elsewhere; the first stage's has the lookups'
+    //     part. With p = 1 they are summed apart so that with d = 1 a GPU's steps are the same bits for any p
     real* wte_gradient_from_logits = nullptr;
 
     // of each block, by layer over all chunks of this rank, and of the LM head: pointers into the above
@@ -110,8 +110,8 @@ struct Model {
 // ---- samples ---------------------------------------------------------------------------------------------
 
 // A sample is T + 1 consecutive tokens of a file: T inputs and, shifted by one, their targets. Which tokens
-// follows from its index in the run (data/loader.h: every sample once an epoch, shuffled; several sets by
-// weight). They are read into pinned host memory in the background while the previous step computes.
+// follows from its index in the run (data/loader.h: each once an epoch, in an order computed from the seed;
+// several sets by weight). They are read into pinned host memory while the previous step computes.
 struct StepSamples {
     uint64_t first = 0;  // index in the run of the step's first sample
     int batch = 0, micro_batches = 0;  // of the step: the global batch, and its micro-batches per replica
@@ -212,8 +212,7 @@ void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx,
     for (int l = 0; l < n; l++) {
         int layer = mb.chunk * n + l;
         current_place.layer = model.layer_number(mb.chunk, l);
-        BlockActivations a = mb.kept.blocks[l];  // a copy: block 0's x is this micro-batch's input
-        if (l == 0) a.x = x;
+        BlockActivations a = mb.block(l);
         const floatX* const* w = model.block_weights[layer].data();
         model.await_parameter(model.table.block(layer, LN1_W));
 
@@ -270,7 +269,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     const ParameterTable& table = model.table;
     int n = model.chunk_layers();
     LayerContext ctx = model.context(mb.index > 0);
-    floatX *dx = mb.dx_buffer->x, *x = mb.input.x;
+    floatX* dx = mb.dx_buffer->x;
 
     auto begin_reduction = [&](const Parameter& p) {  // all gradients of p's bucket are complete
         if (mb.is_last_micro_batch) reduce_bucket(model, p.bucket);
@@ -289,8 +288,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     for (int l = n - 1; l >= 0; l--) {
         int layer = mb.chunk * n + l;
         current_place.layer = model.layer_number(mb.chunk, l);
-        BlockActivations a = mb.kept.blocks[l];
-        if (l == 0) a.x = x;
+        BlockActivations a = mb.block(l);
         const floatX* const* w = model.block_weights[layer].data();
 
         if (model.setup.recompute == Recompute::Full) {

@@ -149,6 +149,7 @@ inline void lm_head_backward(floatX* dx, real* const* g, const LmHeadActivations
             logits_forward(a, some, w[LOGITS_W], n, ctx);
             loss_forward(a, mb, first, n, dloss, ctx);
         }
+        // g[LOGITS_W] is wte_gradient_from_logits (stage.h)
         compute_linear(LinearBackward{.dx = scratch.unreduced + (long)first * C, .dw = g[LOGITS_W],
                                       .dy = a.logits, .x = some, .w = w[LOGITS_W], .N = n, .C = C, .OC = Vp_r,
                                       .accumulate = ctx.accumulate || first > 0},

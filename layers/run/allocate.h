@@ -176,7 +176,7 @@ inline void place(Arena& arena, Scratch& scratch, const Model& model) {
         flash.query_terms = arena.take_real(flash_query_terms(B, NH_r, shape.T));
         flash.dq = arena.take_real(flash_dq(B, NH_r, shape.T, shape.HS()));
         flash.turns = arena.take<int>(flash_turns(B, NH_r, shape.T));
-        flash.column_sums = arena.take_real(flash_column_sums({B, shape.T, NH_r, shape.HS()}));
+        flash.dqkv_sums = arena.take_real(flash_dqkv_sums({B, shape.T, NH_r, shape.HS()}));
     } else {
         scratch.scores_gradient = arena.take_x((long)B * NH_r * shape.T * shape.T);
     }

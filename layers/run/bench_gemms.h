@@ -118,7 +118,7 @@ public:
         double took[3];
         for (int way : {0, 1, 2}) {  // alone, beside, told
             gpu::MatmulDescriptor d(g);
-            int32_t target = device_properties().multiProcessorCount - held_sms;
+            int32_t target = multiprocessors() - held_sms;
             if (way == 2)
                 gpu::check_cublas(cublasLtMatmulDescSetAttribute(d.gemm, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
                                                                  &target, sizeof target), "SM_COUNT_TARGET");

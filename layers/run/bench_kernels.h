@@ -159,7 +159,7 @@ private:
         FlashScratch flash = {rs(flash_query_terms(shape.B, shape.NH, shape.T)),
                               rs(flash_dq(shape.B, shape.NH, shape.T, shape.HS)),
                               (int*)room(flash_turns(shape.B, shape.NH, shape.T) * sizeof(int)),
-                              rs(flash_column_sums(shape))};
+                              rs(flash_dqkv_sums(shape))};
 
         // FLOPs of one matmul over the causal half: forward has two, backward five
         double flops = (double)shape.B * shape.NH * shape.T * shape.T * shape.HS;
@@ -259,7 +259,7 @@ private:
         measure_adamw("AdamW, moments of bf16",
                       AdamWState<bf16, halves>{weights, low_bits, short_m, short_v});
 
-        Slice* slice = put(Slice{0, parameters, 0, 0, square_sum_cut(parameters)});
+        Slice* slice = put(Slice{0, parameters, 0, 0, square_sum_part_count(parameters)});
         double* square = (double*)room(8 * (square_sum_parts + 1));
         measure("gradient norm", (double)parameters * r, 0,
                 [&] { SquareSums{square, square + 1, g, flags, slice, 1}.gpu(nullptr); });

@@ -84,8 +84,9 @@ static void await_communication(Model& model) {
     for (Buffer& buffer : model.dx_buffers) await_sent(model, buffer);
 }
 
-// Enqueues a step as a CUDA graph. It captures dloss, which depends on the batch size alone: a graph needs
-// --loss-on all. Inside a graph, waits for other ranks are timed as computation.
+// Enqueues a step as a CUDA graph: captured and launched the first time for a buffer of tokens, launched from
+// then on; if it cannot be captured, by calling step(). It captures dloss, which depends on the batch size
+// alone: a graph needs --loss-on all. Inside a graph, waits for other ranks are timed as computation.
 static void enqueue_as_graph(Model& model, Trainer& trainer, int batch, const std::function<void()>& step) {
     if (!trainer.graphs) trainer.graphs = std::make_unique<StepGraphs>();
     CapturedStep& captured = trainer.graphs->captured[model.token_buffer];
@@ -140,10 +141,9 @@ void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
     trainer.reader->begin(*run.train, *trainer.model, first, batch_after(run.options, first));
 }
 
-// "", or what is wrong in this rank's memory: an update must read master weights and moments exactly
-// as the previous one wrote them. Waits for the compute stream, which has ended the step by then
-static std::string check_state(Optimizer& optimizer, Model& model, bool updated, long step) {
-    if (!updated) return "";
+// "", or what is wrong in this rank's memory: an update, even one that is skipped, must read master weights
+// and moments exactly as the previous one left them. Waits for the compute stream, which has ended the step
+static std::string check_state(Optimizer& optimizer, Model& model, long step) {
     StateCheck now;
     copy_to_host(&now, optimizer.state_check, sizeof now, model.stream);
     bool same = !optimizer.has_written || now.read == optimizer.written;
@@ -155,11 +155,12 @@ static std::string check_state(Optimizer& optimizer, Model& model, bool updated,
                 step);
 }
 
-// what this rank has found after the step: waits for the device, and for the next step's samples
-static RankReport await_rank_report(const Run& run, Trainer& trainer, bool updated) {
+// What this rank has found after the step: waits for the device, and for the next step's samples. start,
+// waited: as in exchange_reports
+static RankReport await_rank_report(const Run& run, Trainer& trainer, double start, double waited) {
     long step = run.state.step;
     refuse_expired_waits(text("step %ld", step).c_str(), trainer.model->stream);
-    trainer.memory_error = check_state(*trainer.optimizer, *trainer.model, updated, step);
+    trainer.memory_error = check_state(*trainer.optimizer, *trainer.model, step);
     if (trainer.repeated && trainer.memory_error.empty())
         trainer.memory_error = trainer.repeated->error(step);
     trainer.data_error.clear();
@@ -174,7 +175,8 @@ static RankReport await_rank_report(const Run& run, Trainer& trainer, bool updat
     mine.is_corrupt = !trainer.memory_error.empty();
     mine.save_status = trainer.writer->status();
     mine.stops = take_stop_signal();
-    mine.computed = -read;  // a slow disk is no slow rank
+    // without waits for other ranks and for the disk, whose slowness is not the rank's
+    mine.computed = seconds() - start - read - (comm::waited_seconds() - waited);
     return mine;
 }
 
@@ -226,8 +228,7 @@ static StepReports gather_reports(Model& model, int micro_batches, const std::ve
 StepReports exchange_reports(StepResult& result, Run& run, Trainer& trainer, const StepSamples& samples,
                              double start, double waited) {
     Model& model = *trainer.model;
-    RankReport mine = await_rank_report(run, trainer, result.updated);
-    mine.computed += seconds() - start - (comm::waited_seconds() - waited);
+    RankReport mine = await_rank_report(run, trainer, start, waited);
 
     std::vector<int> set_of;
     for (int micro_batch = 0; micro_batch < samples.micro_batches; micro_batch++)

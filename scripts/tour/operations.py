@@ -83,7 +83,7 @@ OPERATIONS = {
     "linear_of_gelu_backward": (
         "Linear layer and GELU, backward",
         r"dw \mathrel{+}= dy^T a, \quad du = (dy\, w) \odot \mathrm{GELU}'(u),"
-        r" \quad db \mathrel{+}= \sum_n du_n",
+        r" \quad du_{bias} \mathrel{+}= \sum_n du_n",
         "Through the product and the nonlinearity at once: u was kept by forward for this. The sums of du"
         " over the rows are the gradient of the bias in u.",
     ),
