@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 #include "../layers/base/whole_file.h"
+#include "json.h"
 #include "unicode.h"
 #include "utf8.h"
 
@@ -149,13 +150,13 @@ struct Vocabulary {
         return v;
     }
 
-    static Vocabulary bpe(const std::string& path);
-    // spec: "bytes" or the path of a vocab.bpe
+    static Vocabulary bpe(const std::string& path);  // source: the merges, whatever file they come from
+    // spec: "bytes" or the path of a vocab.bpe, merges.txt or tokenizer.json
     static Vocabulary open(const std::string& spec) {
         if (spec == "bytes") return bytes();
         if (access(spec.c_str(), R_OK) != 0)
-            fail("%s: cannot be read: %s: expected bytes, or GPT-2's vocab.bpe (bash scripts/prepare.sh gpt2 "
-                 "fetches it)", spec.c_str(), strerror(errno));
+            fail("%s: cannot be read: %s: expected bytes, GPT-2's vocab.bpe (bash scripts/prepare.sh gpt2 "
+                 "fetches it) or a tokenizer.json", spec.c_str(), strerror(errno));
         return bpe(spec);
     }
 };
@@ -204,11 +205,38 @@ inline std::pair<std::string, std::string> read_merge(std::string_view line,
     return {half[0], half[1]};
 }
 
+// the merges of a tokenizer.json, as Hugging Face's tokenizers write it, in the form of vocab.bpe. Refuses what
+// would split texts otherwise than GPT-2 does
+inline std::string merges_of_json(std::string_view text, const std::string& path) {
+    Json all = Json::parse(text, path);
+    const Json &model = all.at("model", path), &splits = all.at("pre_tokenizer", path);
+    auto expect = [&](const Json& of, const char* key, const char* wanted) {
+        const Json* value = of.find(key);
+        std::string is = value ? value->text : "none";
+        if (is != wanted)
+            fail("%s: has \"%s\" %s, expected %s: only tokenizers of GPT-2's kind are supported", path.c_str(),
+                 key, is.c_str(), wanted);
+    };
+    expect(model, "type", "BPE");
+    expect(splits, "type", "ByteLevel");
+    expect(splits, "add_prefix_space", "false");
+    if (const Json* added = all.find("added_tokens"))
+        for (auto& token : added->items) expect(token, "content", "<|endoftext|>");
+
+    std::string out = "#version: 0.2\n";
+    for (auto& merge : model.at("merges", path).items) {  // "a b" or ["a", "b"]
+        if (merge.items.size() == 2) out += merge.items[0].text + " " + merge.items[1].text + "\n";
+        else out += merge.text + "\n";
+    }
+    return out;
+}
+
 inline Vocabulary Vocabulary::bpe(const std::string& path) {
     WholeFile file(path);
     Vocabulary v;
     v.kind = "bpe";
-    v.source = std::string(file.text());
+    bool is_json = file.text().starts_with('{');
+    v.source = is_json ? merges_of_json(file.text(), path) : std::string(file.text());
     PrintedBytes printed;
     std::unordered_map<uint32_t, int> byte_of;
     for (int b = 0; b < 256; b++) byte_of[printed.code[b]] = b;

@@ -14,6 +14,7 @@ import os
 import pickle
 import random
 import re
+import shutil
 import struct
 import sys
 import tempfile
@@ -372,6 +373,40 @@ def test_tokenizers(work, _tensors):
         f.write("a b\na c\na d\n")
     said = good("convert", "--from-huggingface", f"{work}/merged-hf", "--to", f"{work}/merged-plain")
     check("note" not in said, f"merges.txt without #version: {said}")
+
+    # tokenizer.json alone, as newer versions of transformers write it: merges as pairs or as before
+    ids = json.load(open(f"{work}/merged-hf/vocab.json"))
+    end = {"id": ids["<|endoftext|>"], "content": "<|endoftext|>", "special": True}
+    whole = {
+        "version": "1.0", "added_tokens": [end], "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+        "model": {"type": "BPE", "vocab": ids, "merges": [["a", "b"], ["a", "c"], ["a", "d"]]},
+    }  # fmt: skip
+    alone = f"{work}/alone-hf"
+    os.mkdir(alone)
+    for file in ("config.json", "model.safetensors"):
+        shutil.copy(f"{work}/merged-hf/{file}", alone)
+    for name, part, key, value, says in (
+        ("pairs", "model", "type", "BPE", None),
+        ("words", "model", "merges", ["a b", "a c", "a d"], None),
+        ("added", "model", "vocab", {token: i for token, i in ids.items() if token != end["content"]}, None),
+        ("unigram", "model", "type", "Unigram", 'has "type" Unigram, expected BPE'),
+        ("split", "pre_tokenizer", "type", "Split", 'has "type" Split, expected ByteLevel'),
+        ("prefixed", "pre_tokenizer", "add_prefix_space", True, 'has "add_prefix_space" true, expected false'),
+    ):  # fmt: skip
+        changed = {**whole, part: {**whole[part], key: value}}
+        open(f"{alone}/tokenizer.json", "w").write(json.dumps(changed))
+        said = good("convert", "--from-huggingface", alone, "--to", f"{work}/alone-{name}")
+        check(("is left out" in said and says in said) if says else "note" not in said, f"{name}: {said}")
+        written = ["--vocabulary", f"{alone}/tokenizer.json", "--output", f"{work}/of-json", f"{work}/text.txt"]
+        if says:
+            refused(says, *written, program="tokenize")
+            continue
+        good("tokenize", *written)
+        same = [open(f"{work}/{file}.bin", "rb").read() for file in ("merged", "of-json")]
+        check(same[0] == same[1], f"tokens by tokenizer.json, {name}")
+        export(work, f"alone-{name}")
+        check(json.load(open(f"{work}/alone-{name}-hf/vocab.json")) == ids, f"{name}: it comes back")
 
     # other tokens than merges.txt makes; merges that are none of GPT-2's; no JSON: left out, and said
     folder = f"{work}/merged-hf"

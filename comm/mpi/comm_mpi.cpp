@@ -320,6 +320,7 @@ void post(const Call& c) {
         case Collective::Send: return send(c);
         case Collective::Receive: return receive(c);
     }
+    fail("%s: MPI's transport has no such call: this is a bug", c.label);
 }
 
 }  // namespace comm

@@ -31,7 +31,7 @@ const std::vector<OptionForm> forms = {
     {"form", OptionForm::Text,
      "alternative wording: lambada cloze, mtnlg; race filled, mtnlg; boolq v1\n"
      "                       [the harness's, autumn 2021]"},
-    {"vocabulary", OptionForm::Text, "the model's vocabulary: bytes, or GPT-2's vocab.bpe"},
+    {"vocabulary", OptionForm::Text, "the model's vocabulary: bytes, GPT-2's vocab.bpe or a tokenizer.json"},
     {"output", OptionForm::Text, "evaluation file for train_gpt --evaluate"},
     {"requests", OptionForm::Text, "also write the requests as text: the JSON whose SHA-256 is printed"},
     {"limit", OptionForm::Whole, "number of documents to take from the shuffled order [all]", "", 1},

@@ -110,17 +110,28 @@ inline std::vector<std::string> printed_tokens(const Vocabulary& v) {
 }
 
 // The --tokenizer that gives the tokens of a folder's vocab.json: its merges.txt, which has vocab.bpe's form,
-// or "bytes", as write_tokenizer() writes them. "": neither does, or they are not V tokens
+// or "bytes", as write_tokenizer() writes them; without these files, its tokenizer.json, which has both. "":
+// there is none, or they are not V tokens
 inline std::string find_tokenizer(const std::string& dir, int V) {
     std::string ids = dir + "/vocab.json", merges = dir + "/merges.txt", why;
-    if (access(ids.c_str(), R_OK) != 0 || access(merges.c_str(), R_OK) != 0) return "";
+    bool is_json = access(ids.c_str(), R_OK) != 0 || access(merges.c_str(), R_OK) != 0;
+    if (is_json) ids = merges = dir + "/tokenizer.json";
+    if (access(ids.c_str(), R_OK) != 0) return "";
     try {
         std::string lines(WholeFile(merges).text());
+        if (is_json) lines = merges_of_json(lines, merges);
         size_t first = lines.starts_with("#version") ? lines.find('\n') : 0;
         bool has_merges = lines.find_first_not_of("\r\n", first) != lines.npos;
         std::string found = has_merges ? merges : "bytes";
         std::vector<std::string> ours = printed_tokens(Vocabulary::open(found));
         Json theirs = Json::parse(WholeFile(ids).text(), ids);
+        if (is_json) {  // the end of text may be an added token alone
+            const Json* added = theirs.find("added_tokens");
+            Json vocabulary = theirs.at("model", ids).at("vocab", ids);
+            if (added && !added->items.empty() && !vocabulary.find("<|endoftext|>"))
+                vocabulary.members.push_back({"<|endoftext|>", added->items[0].at("id", ids)});
+            theirs = std::move(vocabulary);
+        }
         bool same = (int)ours.size() == V && (int)theirs.members.size() == V;
         for (auto& [token, id] : theirs.members) {
             int64_t t = id.integer(ids);

@@ -107,7 +107,8 @@ void check_inherited_options() {
                                                      "master-weights"};
         bool inherits = option.inherit != Inherit::never;
         check(inherits == (given_in(option.name) || others.count(option.name)),
-              text("--%s is %sinherited", option.name, inherits ? "" : "not "));
+              text("--%s is %sinherited: correct config.h, or `recipe` in test_program.h", option.name,
+                   inherits ? "" : "not "));
     }
     Outcome first = run(words + given + " --layers 1 --hidden 16 --heads 2 --sequence 16 --steps 4 --save " +
                         folder);

@@ -90,6 +90,10 @@ void test_recipe() {
                              "master-weights"})
         refuses((text("--%s nonsense: expected ", name)).c_str(),
                 [&] { check_words(options_of({text("--%s", name), "nonsense"})); });
+    for (auto& option : option_table)
+        if (!strncmp(option.help, "yes or no", 9))
+            refuses(text("--%s true: expected ", option.name),
+                    [&] { check_words(options_of({text("--%s", option.name), "true"})); });
     refuses("write WEIGHT:FILE for each", [] { parse_sets({"0.5:a.bin", "b.bin"}); });
     refuses("has weight 0", [] { parse_sets({"0:a.bin"}); });
     refuses("has weight -1", [] { parse_sets({"-1:a.bin"}); });
