@@ -51,6 +51,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     optimizer.set_hyper_parameters(o, result.learning_rate, run.state.updates + 1, norm_limit,
                                    loss_limit * counted);
 
+    // nothing zeroes gradients: a step's first micro-batch sets them
     auto gradients = [&] { compute_gradients(model, trainer, samples, dloss); };
     auto update = [&] {
         complete_gradients(model);  // waits for the sums over d, then sums over t and over wte's copies
@@ -64,7 +65,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     copy_to_host(&decision, optimizer.decision, sizeof decision, model.stream);
     result.norm = decision.norm;
     result.updated = decision.will_update;
-    run.state.advance(samples.batch, (uint64_t)tokens, result.updated);
+    run.state.advance(samples.batch, (uint64_t)tokens, result.updated);  // steps and tokens in any case
 
     // the host's other waits; sets result.loss (the device has summed the losses for its decision alone)
     StepReports reports = exchange_reports(result, run, trainer, samples, start, waited);

@@ -119,7 +119,8 @@ void test_ranks() {
         {comm::Collective::AllReduce, 600, 100}, {comm::Collective::ReduceScatter, 300, 100L * world.size},
         {comm::Collective::AllGather, 300, 100L * world.size}, {comm::Collective::Send, 400, 100},
         {comm::Collective::Receive, 0, 100}};
-    check(!facts_of(comm::Collective(std::size(kinds))).name, "each kind of call has a line in kinds: add it, and try it in ranks_calls");
+    check(!facts_of(comm::Collective(std::size(kinds))).name,
+          "each kind of call has a line in kinds: add it, and try it in ranks_calls");
     for (auto& k : kinds) {
         comm::Call call = {.kind = k.kind, .group = &world, .out = nullptr, .in = nullptr, .n = 100,
                            .type = comm::Type::Fp32};

@@ -23,8 +23,8 @@ constexpr char usage[] =
     "  FILE - is standard input\n";
 
 const std::vector<OptionForm> forms = {
-    {"vocabulary", OptionForm::Text, "bytes (V = 257), GPT-2's vocab.bpe (V = 50257), or a tokenizer.json of\n"
-     "                       its kind, as Hugging Face's tokenizers write it"},
+    {"vocabulary", OptionForm::Text, "bytes (V = 257), GPT-2's vocab.bpe (V = 50257), or a tokenizer.json\n"
+     "                       of its kind, as Hugging Face's tokenizers write it"},
     {"output", OptionForm::Text,
      "PREFIX.bin, or with --validation PREFIX.train.bin and PREFIX.validation.bin"},
     {"decode", OptionForm::Text, "token file to decode into text"},

@@ -205,8 +205,8 @@ inline std::pair<std::string, std::string> read_merge(std::string_view line,
     return {half[0], half[1]};
 }
 
-// the merges of a tokenizer.json, as Hugging Face's tokenizers write it, in the form of vocab.bpe. Refuses what
-// would split texts otherwise than GPT-2 does
+// The merges of a tokenizer.json, as Hugging Face's tokenizers write it, in the form of vocab.bpe. Refuses
+// one that would split texts otherwise than GPT-2 does
 inline std::string merges_of_json(std::string_view text, const std::string& path) {
     Json all = Json::parse(text, path);
     const Json &model = all.at("model", path), &splits = all.at("pre_tokenizer", path);
@@ -214,8 +214,8 @@ inline std::string merges_of_json(std::string_view text, const std::string& path
         const Json* value = of.find(key);
         std::string is = value ? value->text : "none";
         if (is != wanted)
-            fail("%s: has \"%s\" %s, expected %s: only tokenizers of GPT-2's kind are supported", path.c_str(),
-                 key, is.c_str(), wanted);
+            fail("%s: has \"%s\" %s, expected %s: only tokenizers of GPT-2's kind are supported",
+                 path.c_str(), key, is.c_str(), wanted);
     };
     expect(model, "type", "BPE");
     expect(splits, "type", "ByteLevel");

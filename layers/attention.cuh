@@ -77,14 +77,14 @@ struct AttentionBackward {
 
 struct FlashScratch {
     real* query_terms;  // for each query: lse in base 2, and delta (FlashBackward)
-    // blocks of keys take turns, the last keys first: their block stores its part, that of keys 0, the last,
-    // writes dqkv. So it is never cleared
+    // partial sums of dq. Blocks of keys take turns, the last keys first: the first stores, others add; the
+    // block of keys 0, last in turn, adds its own part and writes dq to dqkv. So it needs no clearing
     real* dq;
     // [0]: blocks that have started; from [1] on: whose turn it is to add to dq, for each tile of queries, or
     // on sm_90a for each half of a tile
     int* turns;
-    // sm_90a: (B, ceil(T / 128), NH, 3, HS): sums over 128 keys of dk and dv; of dq, which the block of
-    // keys 0 completes, over all queries in the first of these rows, and 0 in the others
+    // sm_90a: (B, ceil(T / 128), NH, 3, HS): row i has the sums of dk and dv over keys 128 i to 128 i + 127,
+    // row 0 also those of dq, over all queries; dq's are 0 in the others
     real* dqkv_sums;
 };
 inline long flash_query_terms(int B, int NH, int T) { return 2L * B * NH * T; }

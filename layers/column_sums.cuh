@@ -4,10 +4,10 @@
 #pragma once
 #include "base/operation.h"
 
-constexpr int most_column_parts = 32;  // of the rows
-constexpr int most_summed_matrices = 2;  // in one launch
-inline int column_parts(int N) { return N < 64 * most_column_parts ? ceil_div(N, 64) : most_column_parts; }
-inline long column_sum_scratch(int C) { return (long)most_column_parts * C; }
+constexpr int max_column_parts = 32;  // of the rows
+constexpr int max_summed_matrices = 2;  // in one launch
+inline int column_parts(int N) { return N < 64 * max_column_parts ? ceil_div(N, 64) : max_column_parts; }
+inline long column_sum_scratch(int C) { return (long)max_column_parts * C; }
 
 // the gradient of a bias: the column sums of dy
 struct BiasBackward {
@@ -93,7 +93,7 @@ __global__ void column_sum_kernel(real* parts, const T* x, int N, int C) {
 }
 
 struct ColumnSums {
-    real* out[most_summed_matrices];
+    real* out[max_summed_matrices];
 };
 
 // blockIdx.y: whose parts, and where they are summed to

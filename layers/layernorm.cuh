@@ -22,12 +22,12 @@ constexpr real layernorm_epsilon = real(1e-5);
 struct NormStats { real *mean, *rstd; };  // (N) each
 
 // Backward distributes the rows over groups of warps (those that share a row), each with its own sums:
-// used_groups(), at most most_row_groups(C). The number depends on N and C alone: the order of summation is
+// used_groups(), at most max_row_groups(C). The number depends on N and C alone: the order of summation is
 // the same on every GPU
-constexpr int most_row_groups(int C) { return C <= 1024 ? 1536 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
+constexpr int max_row_groups(int C) { return C <= 1024 ? 1536 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
 // the groups' sums for dw and db, and scratch to add them up
 inline long ln_scratch(int C) {
-    return most_summed_matrices * (most_row_groups(C) * C + column_sum_scratch(C));
+    return max_summed_matrices * (max_row_groups(C) * C + column_sum_scratch(C));
 }
 
 // ---- the operations --------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ void with_row_warps(int C, Function call) {
 }
 
 // the number of groups that share N rows
-inline int used_groups(int N, int C) { return std::min(most_row_groups(C), ceil_div(N, 4) * 4); }
+inline int used_groups(int N, int C) { return std::min(max_row_groups(C), ceil_div(N, 4) * 4); }
 
 // ---- the residual -----------------------------------------------------------------------------------------
 
@@ -481,7 +481,7 @@ void LayerNormForward::gpu(Stream s) const {
 
 void LayerNormBackward::gpu(Stream s) const {
     int groups = gpu::used_groups(N, C);
-    real* sums = column_scratch + (long)most_summed_matrices * most_row_groups(C) * C;
+    real* sums = column_scratch + (long)max_summed_matrices * max_row_groups(C) * C;
     if (!gpu::row_warps(C) || !groups) {
         LAUNCH(gpu::layernorm_backward_kernel, ceil_div(N, gpu::layernorm_block / 32), gpu::layernorm_block,
                0, s, dx, dy, x, w, stats, N, C);

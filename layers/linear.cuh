@@ -4,7 +4,7 @@
 //   kept:  nothing (the block keeps x, and the input of GELU)
 //   backward: sets dx; sets dw or, with `accumulate`, adds to it in the GEMM itself. db is computed where
 //             dy is (list in model/block.h): for the layer before GELU here, where GELU's slope is applied.
-//   gpu: GELU, and a bias beside a residual, are in a GEMM's epilogue or a kernel of their own, whichever is
+//   gpu: GELU, and a bias together with a residual, are in a GEMM's epilogue or a kernel apart: what is
 //   faster (untimed, only the bias is): fuses(), base/gemm.h. With --fp8: other operations, fast/fp8_linear.h
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
 //                            flops, reads and writes once: memory bound
@@ -50,7 +50,7 @@ struct LinearForward {
     floatX* y;
     const floatX *x, *w, *b;
     int N, C, OC;
-    const floatX* residual = nullptr;  // added in the GEMM, before y is rounded
+    const floatX* residual = nullptr;  // added in the GEMM before y is rounded; the bias perhaps after that
 
     static constexpr const char* name = "linear_forward";
     std::vector<Tensor> tensors() const {
@@ -102,7 +102,7 @@ struct LinearBackward {
 };
 
 // for a layer with weights w and input x = gelu(up), where up = … + b is what the layer before computes: d_up
-// (N, C) becomes the gradient of up, and d_up_bias (C) its column sums, the gradient of b
+// (N, C), the model's 4C, becomes the gradient of up, and d_up_bias (C) its column sums, the gradient of b
 struct LinearOfGeluBackward {
     floatX* d_up;
     real *dw, *d_up_bias;
@@ -246,29 +246,29 @@ __global__ void add_bias_kernel(floatX* y, const floatX* b, int OC) {
 
 }  // namespace gpu
 
-// with the bias in the GEMM's epilogue where that is possible and, beside a residual, faster
+// with the bias in the GEMM's epilogue where that is possible and, with a residual, faster
 void LinearForward::gpu(Stream s) const {
     Gemm<floatX> plain = forward_gemm(y, x, w, N, C, OC, residual), fused_gemm = plain;
     fused_gemm.bias = b;
-    auto compute_so = [&](bool fused) {
+    auto run = [&](bool fused) {
         gpu::gemm(fused ? fused_gemm : plain, s);
         if (b && !fused) LAUNCH(gpu::add_bias_kernel, N, 128, 0, s, y, b, OC);
     };
     bool fits = b && fits_epilogue(OC);
-    compute_so(fits && (!residual || gpu::fuses("bias and residual", fused_gemm, s, compute_so, true)));
+    run(fits && (!residual || gpu::fuses("bias and residual", fused_gemm, s, run, true)));
 }
 
 void LinearGeluForward::gpu(Stream s) const {
     Gemm<floatX> fused_gemm = forward_gemm(y, x, w, N, C, OC);
     fused_gemm.bias = b;
     fused_gemm.up = up;
-    auto compute_so = [&](bool fused) {
+    auto run = [&](bool fused) {
         if (fused) return gpu::gemm(fused_gemm, s);
         LinearForward{.y = up, .x = x, .w = w, .b = b, .N = N, .C = C, .OC = OC}.gpu(s);
         gpu::gelu_forward(y, up, (long)N * OC, s);
     };
-    bool fused = gpu::fuses("GELU", fused_gemm, s, compute_so);
-    compute_so(fused);
+    bool fused = gpu::fuses("GELU", fused_gemm, s, run);
+    run(fused);
 }
 
 void LinearBackward::gpu(Stream s) const {
@@ -280,13 +280,13 @@ void LinearOfGeluBackward::gpu(Stream s) const {
     gpu::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
     Gemm<floatX> unfused = input_gemm(d_up, dy, w, N, C, OC), fused_gemm = unfused;
     fused_gemm.gelu_input = up;
-    auto compute_so = [&](bool fused) {
+    auto run = [&](bool fused) {
         gpu::gemm(fused ? fused_gemm : unfused, s);
         if (fused) gpu::column_sum(d_up_bias, d_up, column_scratch, N, C, accumulate, s);
         else gpu::gelu_backward(d_up, d_up_bias, up, column_scratch, N, C, accumulate, s);
     };
-    bool fused = gpu::fuses("GELU backward with sums", fused_gemm, s, compute_so);
-    compute_so(fused);
+    bool fused = gpu::fuses("GELU backward with sums", fused_gemm, s, run);
+    run(fused);
 }
 
 void GeluForward::gpu(Stream s) const { gpu::gelu_forward(y, x, (long)N * C, s); }

@@ -392,13 +392,14 @@ def test_tokenizers(work, _tensors):
         ("added", "model", "vocab", {token: i for token, i in ids.items() if token != end["content"]}, None),
         ("unigram", "model", "type", "Unigram", 'has "type" Unigram, expected BPE'),
         ("split", "pre_tokenizer", "type", "Split", 'has "type" Split, expected ByteLevel'),
-        ("prefixed", "pre_tokenizer", "add_prefix_space", True, 'has "add_prefix_space" true, expected false'),
+        ("prefixed", "pre_tokenizer", "add_prefix_space", True, 'has "add_prefix_space" true, expected'),
     ):  # fmt: skip
         changed = {**whole, part: {**whole[part], key: value}}
         open(f"{alone}/tokenizer.json", "w").write(json.dumps(changed))
         said = good("convert", "--from-huggingface", alone, "--to", f"{work}/alone-{name}")
         check(("is left out" in said and says in said) if says else "note" not in said, f"{name}: {said}")
-        written = ["--vocabulary", f"{alone}/tokenizer.json", "--output", f"{work}/of-json", f"{work}/text.txt"]
+        written = ["--vocabulary", f"{alone}/tokenizer.json", "--output", f"{work}/of-json"]
+        written.append(f"{work}/text.txt")
         if says:
             refused(says, *written, program="tokenize")
             continue

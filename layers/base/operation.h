@@ -12,7 +12,7 @@
 //     layers/plan/invariants.h   in a run's first step or two: what the code of a step relies on
 //   Without listeners an announcement costs an NVTX range in CUDA builds, and nothing else.
 //   Section declares what the operations up to the closing brace belong to: which pass of which micro-batch.
-//   To follow a step, read on from compute().
+//   To follow a step, skip to compute(): what lies between is for listeners.
 #pragma once
 #include <exception>
 #include <memory>
@@ -235,9 +235,9 @@ public:
 // of the device (nccl_watch.h)
 inline void (*after_operation)(Stream) = nullptr;
 
-// Announces an operation and, unless this is a dry run, computes it. Without works() it counts as one kernel
-// that moves each tensor once. ref() and gpu() are further down in the layer's file (flash attention's
-// in fast/: flash_attention.cuh, flash_dispatch.cuh), and are compiled in layers/compute.cu
+// Announces an operation and, unless this is a dry run, computes it (enqueues its kernels). Without works()
+// it counts as one kernel that moves each tensor once. ref() and gpu() are further down in the layer's file
+// (flash attention's in fast/: flash_attention.cuh, flash_dispatch.cuh), compiled in layers/compute.cu
 template <class Operation>
 void compute(const Operation& o, Stream s, std::source_location where = std::source_location::current()) {
     ActivityScope announced(Operation::name, [&] {

@@ -18,8 +18,8 @@ const std::vector<OptionForm> forms = {
     {"to", OptionForm::Text,
      "checkpoint folder, in the format of train_gpt --save and --resume"},
     {"tokenizer", OptionForm::Text,
-     "bytes, vocab.bpe or tokenizer.json, to store in the checkpoint, so that it can read and print text (default: the one "
-     "in --from-huggingface's folder, if it is one of these)"},
+     "bytes, vocab.bpe or tokenizer.json, to store in the checkpoint, so that it can read and print "
+     "text (default: the one in --from-huggingface's folder, if it is one of these)"},
     {"from-llmc", OptionForm::Text, "model file of llm.c, version 3 (fp32) or 5 (bf16)"},
     {"from-nanogpt", OptionForm::Text, "state_dict of nanoGPT's model, saved as safetensors"},
     {"heads", OptionForm::Whole, "with --from-nanogpt: the model's attention heads", "", 1, 1 << 24},

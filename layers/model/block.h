@@ -122,7 +122,7 @@ inline const floatX* gathered_input(const LayerContext& ctx, const floatX* x, in
 //   DOWN_B  in step 8, of dx
 //   UP_B    in step 7, of d_up
 //   OUT_B   in step 4, of dx
-//   QKV_B   in step 3, of d_qkv, by attention's backward
+//   QKV_B   in step 3, of d_qkv, by attention's backward (fast/flash_dispatch.cuh)
 // With sequence parallelism, gradients of replicated tensors cover only this rank's rows; optimizer.h sums
 // them over the tensor-parallel ranks, once per step.
 // Scratch is reused within the block, in the order of one stream. Without sequence parallelism, so with

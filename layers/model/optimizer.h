@@ -178,9 +178,8 @@ inline void compute_decision(Model& model, Optimizer& optimizer) {
                          .hyper = optimizer.hyper}, model.stream);
 }
 
-// uploads next_hyper, which this step set; the next step's first micro-batch sets the gradients anew
 inline void update_parameters(Model& model, Optimizer& optimizer) {
-    Section section({.pass = Pass::Update}, model.stream);
+    Section section({.pass = Pass::Update}, model.stream);  // next_hyper: what this step has set
     compute(UploadValues{"hyper-parameters", optimizer.hyper, optimizer.next_hyper, 1}, model.stream);
     compute_decision(model, optimizer);
     compute(ClearValues{"state check", optimizer.state_check, 1}, model.stream);

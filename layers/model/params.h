@@ -3,7 +3,7 @@
 //   layer; gradients and optimizer state are in buffers with the same order.
 //   With t tensor-parallel ranks, split tensors are cut into t equal shards along one dimension; all other
 //   tensors are replicated. Tensors begin at multiples of 128 values; what lies between them stays 0 in
-//   gradients, which are cleared once, when they are allocated. Buckets (token embedding, positions,
+//   gradients, which are cleared before the first step. Buckets (token embedding, positions,
 //   each layer, final layer norm) are padded to multiples of 128 d (128 with --zero 0), so that data-parallel
 //   ranks own equal slices of each, regardless of tensor boundaries.
 //   With p pipeline stages of v chunks, a rank's table lists the tensors of its stage: stage r has the layers

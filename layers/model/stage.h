@@ -193,8 +193,8 @@ inline void await_lm_head(Model& model) {
     model.await_parameter(model.table.list[model.table.lnf]);
 }
 
-// The chunk's input, or in the first chunk the tokens -> kept.y. attention(a, w): steps 1 to 3 of a block,
-// whose parameters have arrived. positions: of the tokens; nullptr: 0 to T - 1 in each sequence
+// The chunk's input, or in the first chunk the tokens -> kept.y. attention(a, w): steps 1 to 3 of a block, in
+// inference others; its parameters have arrived. positions: of the tokens; nullptr: 0 to T - 1 in a sequence
 template <class Attention>
 void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx, const int* positions,
                     Attention attention) {

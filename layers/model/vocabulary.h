@@ -113,8 +113,8 @@ inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int f
     compute(loss.finish(), s);
 }
 
-// rows (N, C), of lm_head_rows() -> logits -> losses, a.logit_rows_held rows at a time. look(first, n) is
-// called while the logits of n rows are held, those of the micro-batch's rows from `first` on
+// rows (N, C), of lm_head_rows() -> logits -> losses, a.logit_rows_held rows at a time. look(first, n), for
+// inference, is called while the logits of n rows are held, those of the micro-batch's rows from `first` on
 template <class Look>
 inline void lm_head_forward(const LmHeadActivations& a, const MicroBatch& mb, const floatX* rows, int N,
                             real dloss, const floatX* const* w, const LayerContext& ctx, Look look) {

@@ -93,7 +93,8 @@ inline const std::vector<RunOption> option_table = [] {
         {"evaluate", &O::evaluate, 0, never,
          "task files from ./tasks: scored once or, with --train, every --evaluate-every steps"},
         {"tokenizer", &O::tokenizer, 0, never,
-         "bytes, vocab.bpe or tokenizer.json, to read and print text (default: the checkpoint's, else --train's)"},
+         "bytes, vocab.bpe or tokenizer.json, to read and print text (default: the checkpoint's, else "
+         "--train's)"},
         {"batch", &O::batch, 1, always,
          "sequences per step (global batch size); with a prompt file, prompts generated concurrently"},
         {"micro-batch", &O::micro_batch, 1, never,
