@@ -267,8 +267,7 @@ void LinearGeluForward::gpu(Stream s) const {
         LinearForward{.y = up, .x = x, .w = w, .b = b, .N = N, .C = C, .OC = OC}.gpu(s);
         gpu::gelu_forward(y, up, (long)N * OC, s);
     };
-    bool fused = gpu::fuses("GELU", fused_gemm, s, run);
-    run(fused);
+    run(gpu::fuses("GELU", fused_gemm, s, run));
 }
 
 void LinearBackward::gpu(Stream s) const {
@@ -285,8 +284,7 @@ void LinearOfGeluBackward::gpu(Stream s) const {
         if (fused) gpu::column_sum(d_up_bias, d_up, column_scratch, N, C, accumulate, s);
         else gpu::gelu_backward(d_up, d_up_bias, up, column_scratch, N, C, accumulate, s);
     };
-    bool fused = gpu::fuses("GELU backward with sums", fused_gemm, s, run);
-    run(fused);
+    run(gpu::fuses("GELU backward with sums", fused_gemm, s, run));
 }
 
 void GeluForward::gpu(Stream s) const { gpu::gelu_forward(y, x, (long)N * C, s); }
