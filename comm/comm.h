@@ -132,7 +132,7 @@ inline long dry_calls = 0;  // calls so far in dry runs, which execute nothing
 inline bool in_group = false;  // between group_begin and group_end
 
 // Announces a call and, unless this is a dry run, counts its traffic and posts it
-inline void make(const Call& c, std::initializer_list<Tensor> tensors, std::source_location where) {
+inline void make(const Call& c, std::initializer_list<TensorAccess> tensors, std::source_location where) {
     const Group& g = *c.group;
     ActivityScope announced(c.label, [&] {
         return Activity{.kind = Activity::Communicate, .name = facts_of(c.kind).name,

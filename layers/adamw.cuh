@@ -188,7 +188,7 @@ struct AdamW {
     long n;
 
     static constexpr const char* name = "adamw";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("gradients", gradients, n), updates("parameters", state.parameters, n),
                 updates("low_bits", state.low_bits, n), updates("m", state.m, n), updates("v", state.v, n)};
     }
@@ -203,7 +203,7 @@ struct AddValues {
     long n;
 
     static constexpr const char* name = "add_values";
-    std::vector<Tensor> tensors() const { return {reads("x", x, n), updates("sum", sum, n)}; }
+    std::vector<TensorAccess> tensors() const { return {reads("x", x, n), updates("sum", sum, n)}; }
     void ref(Stream) const;
     void gpu(Stream) const;
 };
@@ -219,7 +219,7 @@ struct SquareSums {
     long sum_count = 0, all = 0, n = 0;
 
     static constexpr const char* name = "square_sums";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("gradients", x, all), writes("squares", sums, sum_count)};
     }
     std::vector<Work> works() const { return {moves(0, (double)n)}; }
@@ -234,7 +234,7 @@ struct SumValues {
     long n;
 
     static constexpr const char* name = "sum_values";
-    std::vector<Tensor> tensors() const { return {reads("x", x, n), writes("sum", sum, 1)}; }
+    std::vector<TensorAccess> tensors() const { return {reads("x", x, n), writes("sum", sum, 1)}; }
     void ref(Stream) const;
     void gpu(Stream) const;
 };
@@ -247,7 +247,7 @@ struct DecideUpdate {
     const HyperParameters* hyper;
 
     static constexpr const char* name = "decide_update";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("sums", sums, count + 1), written_values("decision", decision, 1)};
     }
     void ref(Stream) const;

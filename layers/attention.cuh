@@ -28,7 +28,7 @@ struct AttentionShape {
 
 // ---- the operations --------------------------------------------------------------------------------------
 
-inline Tensor qkv_of(const floatX* qkv, const AttentionShape& a) {
+inline TensorAccess qkv_of(const floatX* qkv, const AttentionShape& a) {
     return reads("qkv", qkv, (long)a.B * a.T, a.row());
 }
 
@@ -38,7 +38,7 @@ struct AttentionForward {
     AttentionShape a;
 
     static constexpr const char* name = "attention_forward";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {qkv_of(qkv, a), writes("p", p, a.heads() * a.T, a.T), writes("o", o, a.rows(), a.out())};
     }
     std::vector<Work> works() const {
@@ -58,7 +58,7 @@ struct AttentionBackward {
     bool accumulate = false;
 
     static constexpr const char* name = "attention_backward";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {qkv_of(qkv, a), reads("p", p, a.heads() * a.T, a.T), reads("dout", dout, a.rows(), a.out()),
                 writes("dp", dp, a.heads() * a.T, a.T), writes("dqkv", dqkv, a.rows(), a.row()),
                 sums_to("db", db, accumulate, a.row())};
@@ -113,7 +113,7 @@ struct FlashForward {
     AttentionShape a;
 
     static constexpr const char* name = "flash_attention_forward";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {qkv_of(qkv, a), writes("o", o, a.rows(), a.out()), writes("lse", lse, a.heads(), a.T)};
     }
     std::vector<Work> works() const { return {flash_work(a, 2, 4.0 * (double)a.rows() * (double)a.out())}; }
@@ -135,7 +135,7 @@ struct FlashBackward {
     bool accumulate = false;
 
     static constexpr const char* name = "flash_attention_backward";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {qkv_of(qkv, a), reads("o", o, a.rows(), a.out()), reads("dout", dout, a.rows(), a.out()),
                 reads("lse", lse, a.heads(), a.T), writes("dqkv", dqkv, a.rows(), a.row()),
                 sums_to("db", db, accumulate, a.row())};

@@ -18,7 +18,7 @@ struct BiasBackward {
     bool accumulate;
 
     static constexpr const char* name = "bias_backward";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("dy", dy, N, C), sums_to("db", db, accumulate, C)};
     }
     void ref(Stream) const;

@@ -26,7 +26,7 @@ struct CrossEntropyMax {
     VocabularyShard v;
 
     static constexpr const char* name = "cross_entropy_max";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("logits", logits, N, v.size), writes("largest", largest, N)};
     }
     void ref(Stream) const;
@@ -42,7 +42,7 @@ struct CrossEntropySum {
     VocabularyShard v;
 
     static constexpr const char* name = "cross_entropy_sum";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("logits", logits, N, v.size), reads("targets", targets, N),
                 reads("largest", largest, N), writes("exp_sums", exp_sums, 2, N)};
     }
@@ -51,7 +51,7 @@ struct CrossEntropySum {
 };
 
 // the logits become their gradient, or are left as they are
-inline Tensor logits_of(floatX* logits, bool want_gradient, int N, VocabularyShard v) {
+inline TensorAccess logits_of(floatX* logits, bool want_gradient, int N, VocabularyShard v) {
     return want_gradient ? updates("logits", logits, N, v.size) : reads("logits", logits, N, v.size);
 }
 
@@ -66,7 +66,7 @@ struct CrossEntropyFinish {
     VocabularyShard v;
 
     static constexpr const char* name = "cross_entropy_finish";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("largest", largest, N), reads("exp_sums", exp_sums, 2, N), reads("targets", targets, N),
                 logits_of(logits, want_gradient, N, v), updates("losses", losses, N)};
     }
@@ -92,7 +92,7 @@ struct CrossEntropy {
     }
 
     static constexpr const char* name = "cross_entropy";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("targets", targets, N), logits_of(logits, want_gradient, N, v),
                 updates("losses", losses, N)};
     }

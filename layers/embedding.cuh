@@ -47,7 +47,7 @@ struct EmbeddingForward {
     int T = 1;
 
     static constexpr const char* name = "embedding_forward";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("tokens", tokens, N), reads("wte", wte, v.size, C),
                 reads("wpe", wpe, positions ? N : T, C), writes("x", x, N, C)};
     }
@@ -64,7 +64,7 @@ struct EmbeddingBackward {
     VocabularyShard v;
 
     static constexpr const char* name = "embedding_backward";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("tokens", tokens, N), reads("dx", dx, N, C), updates("dwte", dwte, v.size, C)};
     }
     std::vector<Work> works() const { return {moves(1.0 * N * C, 2.0 * N * C)}; }
@@ -79,7 +79,7 @@ struct PositionBackward {
     bool accumulate;
 
     static constexpr const char* name = "position_backward";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("dx", dx, N, C), sums_to("dwpe", dwpe, accumulate, T, C)};
     }
     void ref(Stream) const;

@@ -38,7 +38,7 @@ struct ResidualForward {
     int N, C;
 
     static constexpr const char* name = "residual_forward";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("residual", residual, N, C), reads("f", f, N, C), reads("bias", bias, C),
                 writes("y", y, N, C)};
     }
@@ -56,7 +56,7 @@ struct LayerNormForward {
     const floatX *residual = nullptr, *f = nullptr, *bias = nullptr;
 
     static constexpr const char* name = "layernorm_forward";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("residual", f ? residual : nullptr, N, C), reads("f", f, N, C),
                 reads("bias", f ? bias : nullptr, C), f ? writes("mid", mid, N, C) : reads("x", x, N, C),
                 reads("w", w, C), reads("b", b, C), writes("y", y, N, C), writes("mean", stats.mean, N),
@@ -76,7 +76,7 @@ struct LayerNormBackward {
     bool accumulate;
 
     static constexpr const char* name = "layernorm_backward";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("dy", dy, N, C), reads("x", x, N, C), reads("w", w, C), reads("mean", stats.mean, N),
                 reads("rstd", stats.rstd, N), updates("dx", dx, N, C),
                 sums_to("dw", dw, accumulate, C), sums_to("db", db, accumulate, C)};

@@ -53,7 +53,7 @@ struct LinearForward {
     const floatX* residual = nullptr;  // added in the GEMM before y is rounded; the bias perhaps after that
 
     static constexpr const char* name = "linear_forward";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("x", x, N, C), reads("w", w, OC, C), reads("b", b, OC),
                 reads("residual", residual, N, OC), writes("y", y, N, OC)};
     }
@@ -69,7 +69,7 @@ struct LinearGeluForward {
     int N, C, OC;
 
     static constexpr const char* name = "linear_gelu_forward";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("x", x, N, C), reads("w", w, OC, C), reads("b", b, OC), writes("up", up, N, OC),
                 writes("y", y, N, OC)};
     }
@@ -89,7 +89,7 @@ struct LinearBackward {
     bool accumulate;
 
     static constexpr const char* name = "linear_backward";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("dy", dy, N, OC), reads("x", x, N, C), reads("w", w, OC, C),
                 sums_to("dw", dw, accumulate, OC, C), writes("dx", dx, N, C)};
     }
@@ -112,7 +112,7 @@ struct LinearOfGeluBackward {
     bool accumulate;
 
     static constexpr const char* name = "linear_of_gelu_backward";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("dy", dy, N, OC), reads("x", x, N, C), reads("up", up, N, C), reads("w", w, OC, C),
                 sums_to("dw", dw, accumulate, OC, C), sums_to("d_up_bias", d_up_bias, accumulate, C),
                 writes("d_up", d_up, N, C)};
@@ -131,7 +131,7 @@ struct GeluForward {
     int N, C;
 
     static constexpr const char* name = "gelu_forward";
-    std::vector<Tensor> tensors() const { return {reads("x", x, N, C), writes("y", y, N, C)}; }
+    std::vector<TensorAccess> tensors() const { return {reads("x", x, N, C), writes("y", y, N, C)}; }
     void ref(Stream) const;
     void gpu(Stream) const;
 };

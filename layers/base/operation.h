@@ -62,7 +62,7 @@ Element element_at(const T* p) {
 }
 
 // (rows, columns) values that an operation reads, writes, or both (an update)
-struct Tensor {
+struct TensorAccess {
     enum Use : uint8_t { Read, Written, Updated } use;
     Element element;
     const char* name;
@@ -73,21 +73,21 @@ struct Tensor {
     }
 };
 template <class T>
-Tensor reads(const char* name, const T* p, long rows, long columns = 1) {
-    return {Tensor::Read, element_at(p), name, p, p ? rows : 0, columns};
+TensorAccess reads(const char* name, const T* p, long rows, long columns = 1) {
+    return {TensorAccess::Read, element_at(p), name, p, p ? rows : 0, columns};
 }
 
 template <class T>
-Tensor writes(const char* name, T* p, long rows, long columns = 1) {
-    return {Tensor::Written, element_at(p), name, p, p ? rows : 0, columns};
+TensorAccess writes(const char* name, T* p, long rows, long columns = 1) {
+    return {TensorAccess::Written, element_at(p), name, p, p ? rows : 0, columns};
 }
 
 template <class T>
-Tensor updates(const char* name, T* p, long rows, long columns = 1) {
-    return {Tensor::Updated, element_at(p), name, p, p ? rows : 0, columns};
+TensorAccess updates(const char* name, T* p, long rows, long columns = 1) {
+    return {TensorAccess::Updated, element_at(p), name, p, p ? rows : 0, columns};
 }
 
-inline double tensor_bytes(const std::vector<Tensor>& tensors, const Precision& precision = {}) {
+inline double tensor_bytes(const std::vector<TensorAccess>& tensors, const Precision& precision = {}) {
     double bytes = 0;
     for (auto& tensor : tensors) bytes += tensor.bytes(precision);
     return bytes;
@@ -95,7 +95,7 @@ inline double tensor_bytes(const std::vector<Tensor>& tensors, const Precision& 
 
 // set or, with `accumulate`, added to
 template <class T>
-Tensor sums_to(const char* name, T* p, bool accumulate, long rows, long columns = 1) {
+TensorAccess sums_to(const char* name, T* p, bool accumulate, long rows, long columns = 1) {
     return accumulate ? updates(name, p, rows, columns) : writes(name, p, rows, columns);
 }
 
@@ -177,7 +177,7 @@ struct Activity {
     const char* name;
     Stream stream;  // on which it is enqueued
     Place place;
-    std::vector<Tensor> tensors = {};
+    std::vector<TensorAccess> tensors = {};
     std::vector<Work> works = {};
     Communication call = {};
     const char* label = "";      // of a call or a wait: its purpose
@@ -280,7 +280,7 @@ public:
 
 // a structure is declared as its bytes
 template <class T>
-Tensor written_values(const char* name, T* p, long n) {
+TensorAccess written_values(const char* name, T* p, long n) {
     if constexpr (std::is_class_v<T> && !std::is_same_v<T, floatX> && !std::is_same_v<T, bf16>)
         return writes(name, (char*)p, n, sizeof(T));
     else return writes(name, p, n);
@@ -293,7 +293,7 @@ struct ClearValues {
     long n;
 
     static constexpr const char* name = "clear_values";
-    std::vector<Tensor> tensors() const { return {written_values(tensor, p, n)}; }
+    std::vector<TensorAccess> tensors() const { return {written_values(tensor, p, n)}; }
     void execute(Stream s) const { set_zero(p, n * sizeof(T), s); }
 };
 
@@ -309,7 +309,7 @@ struct UploadValues {
     long n;
 
     static constexpr const char* name = "upload_values";
-    std::vector<Tensor> tensors() const { return {written_values(tensor, to, n)}; }
+    std::vector<TensorAccess> tensors() const { return {written_values(tensor, to, n)}; }
     void execute(Stream s) const { copy_to_device(to, from, n * sizeof(T), s); }
 };
 

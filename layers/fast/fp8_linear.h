@@ -55,7 +55,7 @@ struct RoundWeight {
     int C, OC;
 
     static constexpr const char* name = "round_weight";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("w", w, OC, C), writes("w in 8 bits", fp8.weights.copy(w), OC, C),
                 writes("transposed", fp8.weights.transpose(w), C, OC)};
     }
@@ -82,7 +82,7 @@ struct InFp8 {
     Fp8Inputs in;
 
     static constexpr const char* name = Layer::name;
-    std::vector<Tensor> tensors() const;
+    std::vector<TensorAccess> tensors() const;
     std::vector<Work> works() const;
     void execute(Stream s) const;
 };
@@ -99,7 +99,7 @@ inline Work in_fp8(Work work) {
 }
 
 template <>
-inline std::vector<Tensor> InFp8<LinearForward>::tensors() const {
+inline std::vector<TensorAccess> InFp8<LinearForward>::tensors() const {
     auto [y, x, w, b, N, C, OC, residual] = layer;  // without a residual: see execute()
     return {reads("x", in.x_is_rounded ? nullptr : x, N, C),
             reads("x in 8 bits", in.x_is_rounded ? fp8.x : nullptr, N, C), reads("w", w, OC, C),
@@ -112,7 +112,7 @@ inline std::vector<Work> InFp8<LinearForward>::works() const {
 }
 
 template <>
-inline std::vector<Tensor> InFp8<LinearGeluForward>::tensors() const {
+inline std::vector<TensorAccess> InFp8<LinearGeluForward>::tensors() const {
     auto [y, up, x, w, b, N, C, OC] = layer;
     return {reads("x", x, N, C), reads("w", w, OC, C), reads("b", b, OC), writes("up", up, N, OC),
             writes("x in 8 bits", in.x.transposed, C, N), writes("y in 8 bits", fp8.x, N, OC),
@@ -125,7 +125,7 @@ inline std::vector<Work> InFp8<LinearGeluForward>::works() const {
 }
 
 template <>
-inline std::vector<Tensor> InFp8<LinearBackward>::tensors() const {
+inline std::vector<TensorAccess> InFp8<LinearBackward>::tensors() const {
     auto [dx, dw, dy, x, w, N, C, OC, accumulate] = layer;
     return {reads("dy", dy, N, OC), reads("x in 8 bits", in.x.transposed, C, N), reads("w", w, OC, C),
             sums_to("dw", dw, accumulate, OC, C), writes("dx", dx, N, C)};
@@ -138,7 +138,7 @@ inline std::vector<Work> InFp8<LinearBackward>::works() const {
 }
 
 template <>
-inline std::vector<Tensor> InFp8<LinearOfGeluBackward>::tensors() const {
+inline std::vector<TensorAccess> InFp8<LinearOfGeluBackward>::tensors() const {
     auto [d_up, dw, d_up_bias, dy, x, up, w, scratch, N, C, OC, accumulate] = layer;
     return {reads("dy", dy, N, OC), reads("x in 8 bits", in.x.transposed, C, N), reads("up", up, N, C),
             reads("w", w, OC, C), sums_to("dw", dw, accumulate, OC, C),

@@ -35,7 +35,7 @@ struct PackedAttention {
     AttentionShape a;
 
     static constexpr const char* name = "packed_attention";
-    std::vector<Tensor> tensors() const { return {qkv_of(qkv, a), writes("o", o, a.rows(), a.out())}; }
+    std::vector<TensorAccess> tensors() const { return {qkv_of(qkv, a), writes("o", o, a.rows(), a.out())}; }
     void ref(Stream) const;
     void gpu(Stream) const;
 };
@@ -48,7 +48,7 @@ struct StoreCacheRows {
     int N, width;
 
     static constexpr const char* name = "store_cache_rows";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("rows", rows, N, width), writes("cache", cache, N, width)};
     }
     void ref(Stream) const;

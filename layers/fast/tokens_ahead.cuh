@@ -18,7 +18,7 @@ struct TokensAhead {
     VocabularyShard v;
 
     static constexpr const char* name = "tokens_ahead";
-    std::vector<Tensor> tensors() const {
+    std::vector<TensorAccess> tensors() const {
         return {reads("logits", logits, N, v.size), reads("target_logits", target_logits, N),
                 reads("targets", targets, N), writes("ahead", ahead, N)};
     }

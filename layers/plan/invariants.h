@@ -64,8 +64,8 @@ class StepInvariants : public Listener {
         return (int)(next - list.begin()) - 1;
     }
 
-    void touch_gradient(const Activity& a, const Tensor& t) {
-        if (t.use == Tensor::Read) return;
+    void touch_gradient(const Activity& a, const TensorAccess& t) {
+        if (t.use == TensorAccess::Read) return;
         const real *p = (const real*)t.data, *apart = model.wte_gradient_from_logits;
         bool is_gradient = p >= model.gradients && p < model.gradients + model.table.elements;
         if (!is_gradient && (!apart || p != apart)) return;
@@ -74,9 +74,9 @@ class StepInvariants : public Listener {
         const Parameter& parameter = model.table.list[i];
         const char* name = parameter.name.c_str();
         bool is_first = touched.insert(t.data).second;
-        if (is_first && t.use == Tensor::Updated)
+        if (is_first && t.use == TensorAccess::Updated)
             broken(a, "adds to %s's gradient, which nothing has set", name);
-        if (!is_first && t.use == Tensor::Written) broken(a, "sets %s's gradient again", name);
+        if (!is_first && t.use == TensorAccess::Written) broken(a, "sets %s's gradient again", name);
         if (reduced.count(parameter.bucket))
             broken(a, "adds to %s's gradient, which is being reduced", name);
         bool looks_up = !strcmp(a.name, EmbeddingBackward::name);
@@ -99,7 +99,7 @@ class StepInvariants : public Listener {
         if (model.grid.is_first_stage()) all(model.table.list[model.table.wte], made_by_lookups);
     }
 
-    void read_weight(const Activity& a, const Tensor& t) const {
+    void read_weight(const Activity& a, const TensorAccess& t) const {
         const floatX* p = (const floatX*)t.data;
         if (p < model.weights || p >= model.weights + model.table.elements) return;
         const Parameter& parameter = model.table.list[parameter_at(p - model.weights)];
@@ -107,29 +107,29 @@ class StepInvariants : public Listener {
             broken(a, "reads %s, whose all-gather was not awaited", parameter.name.c_str());
     }
 
-    void use_scratch(const Activity& a, const Tensor& t) {
+    void use_scratch(const Activity& a, const TensorAccess& t) {
         Where here = {a.place.micro_batch, a.place.layer, a.place.chunk, a.place.pass};
         for (const Range& range : scratch) {
             if (!range.holds(t.data)) continue;
             auto last = written.find(range.begin);
             bool is_known = last != written.end() && last->second == here;
-            if (t.use != Tensor::Written && !is_known)
+            if (t.use != TensorAccess::Written && !is_known)
                 broken(a, "reads scratch '%s', which nothing has written for it", range.name);
-            if (t.use != Tensor::Read) written[range.begin] = here;
+            if (t.use != TensorAccess::Read) written[range.begin] = here;
             else if (here.layer >= 0 && range.is_read_once) written.erase(last);
         }
     }
 
     // by an operation, or by a message of this rank's part of it
-    void use_buffer(const Activity& a, const Tensor& t, const Buffer& buffer, const char* name) const {
+    void use_buffer(const Activity& a, const TensorAccess& t, const Buffer& buffer, const char* name) const {
         const floatX* p = (const floatX*)t.data;
         if (p < buffer.x || p >= buffer.x + (long)model.tp.rows(model.max_rows()) * model.shape.C) return;
         if (buffer.received.comm_stream) broken(a, "uses %s, whose message was not awaited", name);
-        if (t.use != Tensor::Read && buffer.sent.comm_stream)
+        if (t.use != TensorAccess::Read && buffer.sent.comm_stream)
             broken(a, "overwrites %s before it is sent", name);
     }
 
-    void use_buffers(const Activity& a, const Tensor& t) const {
+    void use_buffers(const Activity& a, const TensorAccess& t) const {
         for (const Buffer& each : model.inputs) use_buffer(a, t, each, "an input");
         for (const Buffer& each : model.dx_buffers) use_buffer(a, t, each, "a gradient of activations");
         for (const InFlight& each : model.in_flight) use_buffer(a, t, each.y, "a chunk's output");
@@ -158,10 +158,10 @@ public:
         bool is_call = a.kind == Activity::Communicate;
         if (a.kind != Activity::Compute && !is_call) return;
         if (a.place.pass == Pass::Message)
-            for (const Tensor& t : a.tensors) use_buffers(a, t);
+            for (const TensorAccess& t : a.tensors) use_buffers(a, t);
         if (a.place.pass != Pass::Forward && a.place.pass != Pass::Backward) return;
 
-        auto look = [&](const Tensor& t) {
+        auto look = [&](const TensorAccess& t) {
             if (!t.data) return;
             use_scratch(a, t);
             if (is_call) return;
@@ -170,9 +170,9 @@ public:
             use_buffers(a, t);
         };
         // what an operation writes it may read too, but only from before
-        for (const Tensor& t : a.tensors)
-            if (t.use != Tensor::Written) look(t);
-        for (const Tensor& t : a.tensors)
-            if (t.use == Tensor::Written) look(t);
+        for (const TensorAccess& t : a.tensors)
+            if (t.use != TensorAccess::Written) look(t);
+        for (const TensorAccess& t : a.tensors)
+            if (t.use == TensorAccess::Written) look(t);
     }
 };

@@ -75,7 +75,7 @@ class Profile : public Listener {
                 std::string sizes = text("%ld x %ld x %ld", work.gemm.m, work.gemm.n, work.gemm.k);
                 return work.gemm.batch > 1 ? sizes + text(", %ld of them", work.gemm.batch) : sizes;
             }
-        const Tensor* largest = &a.tensors[0];
+        const TensorAccess* largest = &a.tensors[0];
         for (auto& tensor : a.tensors)
             if (tensor.rows * tensor.columns > largest->rows * largest->columns) largest = &tensor;
         return largest->columns > 1 ? text("%ld x %ld", largest->rows, largest->columns)

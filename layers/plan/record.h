@@ -42,7 +42,7 @@ class Record : public Listener {
     }
 
     template <class T>
-    std::string list(const Tensor& t) const {
+    std::string list(const TensorAccess& t) const {
         std::vector<T> values((size_t)(t.rows * t.columns));
         copy_to_host(values.data(), t.data, values.size() * sizeof(T), model.stream);
         std::string out = "[";
@@ -56,7 +56,7 @@ class Record : public Listener {
         return out + "]";
     }
 
-    std::string values_of(const Tensor& t) const {
+    std::string values_of(const TensorAccess& t) const {
         long count = t.rows * t.columns;
         if (count == 0 || count > most_values) return "";
         switch (t.element) {
@@ -78,12 +78,12 @@ class Record : public Listener {
         return names[(int)e];
     }
 
-    std::string tensor(const Tensor& t, const std::string& old, const std::string& now) const {
+    std::string tensor(const TensorAccess& t, const std::string& old, const std::string& now) const {
         static constexpr const char* uses[] = {"read", "written", "updated"};
         std::string out = text("{\"name\":%s,\"use\":\"%s\",\"type\":\"%s\",\"shape\":[%ld,%ld]",
                                json_quote(t.name).c_str(), uses[t.use], type_of(t.element), t.rows,
                                t.columns);
-        if (t.use == Tensor::Updated && !old.empty()) out += ",\"before\":" + old;
+        if (t.use == TensorAccess::Updated && !old.empty()) out += ",\"before\":" + old;
         if (!now.empty()) out += ",\"values\":" + now;
         return out + "}";
     }
@@ -125,11 +125,11 @@ class Record : public Listener {
 
         out += ",\"tensors\":[";
         for (size_t i = 0; i < a.tensors.size(); i++) {
-            const Tensor& t = a.tensors[i];
+            const TensorAccess& t = a.tensors[i];
             if (t.rows == 0) continue;  // an optional tensor, absent here
             std::string now;
             if (!is_later(a)) now = values_of(t);
-            else if (t.use == Tensor::Read) now = before[i];
+            else if (t.use == TensorAccess::Read) now = before[i];
             out += (out.back() == '[' ? "" : ",") + tensor(t, before[i], now);
         }
         written += out + "]}\n";
@@ -140,7 +140,7 @@ public:
         : model(model), most_values(most_values), rank(model.grid.world.rank) {}
     void begin(const Activity& a) override {
         before.clear();
-        for (auto& t : a.tensors) before.push_back(t.use == Tensor::Written ? "" : values_of(t));
+        for (auto& t : a.tensors) before.push_back(t.use == TensorAccess::Written ? "" : values_of(t));
     }
 
     void end(const Activity& a) override {

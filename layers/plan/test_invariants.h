@@ -56,19 +56,19 @@ void test_invariants() {
     finds("a bias gradient is left out",
           "h.0.attn.c_proj.bias's gradient has come from 1 of 2", [&](Activity& a) {
         if (is(a, "bias_backward", 1, 0))
-            std::erase_if(a.tensors, [](const Tensor& t) { return !strcmp(t.name, "db"); });
+            std::erase_if(a.tensors, [](const TensorAccess& t) { return !strcmp(t.name, "db"); });
     });
     finds("the second micro-batch sets",
           "sets h.1.attn.c_attn.weight's gradient again", [&](Activity& a) {
         if (is(a, "linear_backward", 1, 1))
             for (auto& t : a.tensors)
-                if (!strcmp(t.name, "dw") && t.rows == 48) t.use = Tensor::Written;
+                if (!strcmp(t.name, "dw") && t.rows == 48) t.use = TensorAccess::Written;
     });
     finds("the first micro-batch adds",
           "adds to ln_f.weight's gradient, which nothing has set", [&](Activity& a) {
         if (is(a, "layernorm_backward", 0, -1))
             for (auto& t : a.tensors)
-                if (!strcmp(t.name, "dw")) t.use = Tensor::Updated;
+                if (!strcmp(t.name, "dw")) t.use = TensorAccess::Updated;
     });
     finds("a gradient is made twice",
           "makes h.0.ln_2.weight's gradient twice", [&](Activity& a) {
@@ -79,7 +79,7 @@ void test_invariants() {
     auto without = [&](const char* operation, const char* tensor) {
         return [=](Activity& a) {
             if (is(a, operation, 1, -1))
-                std::erase_if(a.tensors, [&](const Tensor& t) { return !strcmp(t.name, tensor); });
+                std::erase_if(a.tensors, [&](const TensorAccess& t) { return !strcmp(t.name, tensor); });
         };
     };
     finds("the lookups' part of wte's gradient is left out",
@@ -95,13 +95,13 @@ void test_invariants() {
     finds("scratch outlives its layer",
           "reads scratch 'mlp_or_qkv', which nothing has written for it", [&](Activity& a) {
         if (is(a, "linear_of_gelu_backward", 0, 1))
-            std::erase_if(a.tensors, [](const Tensor& t) { return !strcmp(t.name, "d_up"); });
+            std::erase_if(a.tensors, [](const TensorAccess& t) { return !strcmp(t.name, "d_up"); });
     });
 
     finds("scratch is read again",
           "reads scratch 'unreduced', which nothing has written for it", [&](Activity& a) {
         if (is(a, "linear_backward", 0, 1) && a.tensors[0].columns == 48)
-            std::erase_if(a.tensors, [](const Tensor& t) { return !strcmp(t.name, "dx"); });
+            std::erase_if(a.tensors, [](const TensorAccess& t) { return !strcmp(t.name, "dx"); });
     });
 
     // what a step of one rank does not announce
@@ -116,14 +116,14 @@ void test_invariants() {
         has(said, says, what);
     };
     Place backward = {Pass::Backward, 0, 0, -1, 0};
-    auto operation = [&](std::vector<Tensor> tensors) {
+    auto operation = [&](std::vector<TensorAccess> tensors) {
         return Activity{.kind = Activity::Compute, .name = "made up", .stream = nullptr, .place = backward,
                         .tensors = std::move(tensors)};
     };
     const Parameter& q = model.table.block(0, QKV_W);
     Activity reduces = {.kind = Activity::Section, .name = "reduce", .stream = nullptr,
                         .place = {Pass::Reduce, -1, -1, q.bucket, -1}};
-    std::vector<Tensor> whole;
+    std::vector<TensorAccess> whole;
     for (auto& p : model.table.list) whole.push_back(writes("dw", model.gradients + p.offset, p.size));
     finds_in("a bucket is reduced too early", "gradient has come from 0 of 1", {reduces});
     finds_in("a reduced bucket is added to", "which is being reduced",

@@ -10,7 +10,7 @@ struct SumBits {
     long n;
 
     static constexpr const char* name = "sum_bits";
-    std::vector<Tensor> tensors() const { return {reads("x", x, n)}; }
+    std::vector<TensorAccess> tensors() const { return {reads("x", x, n)}; }
     void ref(Stream) const;
     void gpu(Stream) const;
 };
