@@ -105,6 +105,13 @@ void test_ranks() {
     ranks_calls<double>(world, first, "fp64");
     ranks_calls<int64_t>(world, first, "int64");
 
+    for (auto [line, version] : {
+             std::pair("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 2024", 535),
+             {"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build", 570},
+             {"NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  575.57.08  Release Build", 575},
+             {"", 0}, {"NVRM version: 535", 0}})
+        check(comm::driver_named_in(line) == version, text("the driver's version in \"%s\"", line));
+
     // three quarters of a unit of the last place: to the nearest, not cut off
     bf16 addend = bf16(world.rank == 0 ? 1.0f : world.rank == 1 ? 3 * 0x1p-9f : 0.0f);
     bf16* sum = (bf16*)device_malloc(sizeof addend, "a test");

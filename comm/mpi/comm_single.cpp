@@ -5,6 +5,7 @@
 namespace comm {
 
 void start(int*, char***) {
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);  // a kernel that is loaded late may disturb a graph's capture
     for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
         const char* size = getenv(name);
         if (size && atoi(size) > 1)

@@ -13,6 +13,7 @@
 #include <memory>
 #include <thread>
 #include "../../layers/base/hardware.h"
+#include "hosts.h"
 #include "mpi_world.h"
 
 namespace comm {
@@ -102,10 +103,9 @@ void connect(const Group& g, const char* name) {
 // The kernel driver's major version, 570 for CUDA 12.8's; a container's libcuda may be newer. 0: not known
 int kernel_driver() {
     std::ifstream file("/proc/driver/nvidia/version");
-    std::string line, before = "Module ";
+    std::string line;
     std::getline(file, line);
-    size_t at = line.find(before);
-    return at == line.npos ? 0 : atoi(line.c_str() + line.find_first_of("0123456789", at));
+    return driver_named_in(line);
 }
 
 // Settings of a site or a user that these calls cannot run with are replaced or refused; those that change

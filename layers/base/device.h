@@ -101,9 +101,11 @@ inline void* device_malloc(size_t bytes, const char* what) {
     void* p = nullptr;
     cudaError_t e = cudaMalloc(&p, bytes);
     if (e != cudaErrorMemoryAllocation) check_cuda(e, what);
-    else
+    else {
+        cudaGetLastError();  // or the next launch would report it
         fail("%s: %.2f GB do not fit in the device's memory: choose more ranks, a smaller model or a smaller "
              "--micro-batch", what, bytes * 1e-9);
+    }
     return p;
 }
 

@@ -190,7 +190,7 @@ inline cublasStatus_t cublasLtMatmulAlgoCapGetAttribute(const cublasLtMatmulAlgo
                                                         size_t bytes, size_t* written) {
     if (which != CUBLASLT_ALGO_CAP_OUT_OF_PLACE_RESULT_SUPPORT)
         return emulated::forbidden("a capability that is not known");
-    int32_t is_able = algo->data[0] != 2;
+    int32_t is_able = emulated::admits_apart && algo->data[0] != 2;
     *written = sizeof is_able;
     return emulated::copy_attribute(is_able, value, bytes);
 }

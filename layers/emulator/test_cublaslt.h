@@ -336,6 +336,9 @@ inline void cublaslt_choice_names_its_list() {
     check(key != gpu::choice_key(g, d, usual), "another stride, another key");
     g.c = p;
     check(gpu::candidates_of(gpu::MatmulDescriptor(g)).count == 2, "the third needs C in its result's place");
+    emulated::admits_apart = false;
+    check(gpu::candidates_of(gpu::MatmulDescriptor(g)).count == 3, "if none admits C apart, all are tried");
+    emulated::admits_apart = true;
 }
 
 // two streams that multiply at once: the stand-in refuses a workspace that another stream uses

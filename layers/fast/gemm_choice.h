@@ -67,15 +67,19 @@ inline Candidates candidates_of(const MatmulDescriptor& d, int asked = cublas_ca
     cublasLtMatmulPreferenceDestroy(preference);
     if (status != CUBLAS_STATUS_SUCCESS) found.count = 0;
 
-    auto works = [&](auto& result) {
+    auto keep_first = [&](auto good) {
+        return (int)(std::stable_partition(found.at, found.at + found.count, good) - found.at);
+    };
+    found.count = keep_first([](auto& result) { return result.state == CUBLAS_STATUS_SUCCESS; });
+    if (!d.c_is_apart) return found;
+    int apart = keep_first([&](auto& result) {
         int32_t may_be_apart = 1;
         size_t written = 0;
-        if (d.c_is_apart)
-            cublasLtMatmulAlgoCapGetAttribute(&result.algo, CUBLASLT_ALGO_CAP_OUT_OF_PLACE_RESULT_SUPPORT,
-                                              &may_be_apart, sizeof may_be_apart, &written);
-        return result.state == CUBLAS_STATUS_SUCCESS && may_be_apart;
-    };
-    found.count = (int)(std::stable_partition(found.at, found.at + found.count, works) - found.at);
+        cublasLtMatmulAlgoCapGetAttribute(&result.algo, CUBLASLT_ALGO_CAP_OUT_OF_PLACE_RESULT_SUPPORT,
+                                          &may_be_apart, sizeof may_be_apart, &written);
+        return may_be_apart != 0;
+    });
+    if (apart) found.count = apart;  // where none says that it can, they are tried: those that fail drop out
     return found;
 }
 
@@ -105,7 +109,7 @@ cublasLtMatmulAlgo_t find_algorithm(const Gemm<Out, Left, Right>& g, const Matmu
 template <class Out>
 bool can_compute(const Gemm<Out>& g) {
     MatmulDescriptor d(with_leading_dimensions(g));
-    return candidates_of(d, 1).count > 0;
+    return candidates_of(d).count > 0;
 }
 
 }  // namespace gpu

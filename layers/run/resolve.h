@@ -390,6 +390,9 @@ inline void check_parallel(const Run& run) {
     if (o.graph == "yes" && o.plan.empty() && comm::world_size() > 1 && !comm::can_capture)
         fail("--graph yes over %d ranks: MPI calls cannot be captured: build with COMM=nccl, or choose "
              "--graph no or auto", comm::world_size());
+    if (o.graph == "yes" && o.plan.empty() && run.grid.p > 1 && comm::world_rank() == 0)
+        fprintf(stderr, "note: --graph yes over %d pipeline stages: CUDA does not promise that a graph's "
+                        "branches run concurrently: if a step hangs, choose --graph no\n", run.grid.p);
     if (o.graph == "yes" && o.loss_on == "answers")
         fail("--graph yes with --loss-on answers: each step divides by a different number of tokens: choose "
              "--graph no or auto");

@@ -214,11 +214,11 @@ inline bool tune(Model& model, Optimizer& optimizer, const Options& o, RunState&
     state.choices.insert(autotuner.run_choices.begin(), autotuner.run_choices.end());
     autotuner.save();
 
-    if (model.grid.world.size == 1) {  // loads kernels before a capture; limits of -1 skip the update
+    if (model.grid.world.size == 1) {  // loads kernels before a capture; by limits of -1 no parameter changes
         optimizer.set_hyper_parameters(o, 0, 1, -1, -1);
         update_parameters(model, optimizer);
-        synchronize(model.stream);
     }
+    synchronize(model.stream);  // before the host buffer of tokens is written again
 
     clear_gradients(model);
     return graph_is_faster;
