@@ -161,11 +161,11 @@ void test_resume() {
     check(o.code == 0 && list_checkpoints(s + "/stopped").size() == 1,
           "SIGTERM: finishes the step, saves, exits with 0: " + o.out);
 
-    // by time: a save is due whenever the last one has ended
+    // by time: a save is due at the first step, and one is made at the end, however long the first takes
     for (auto [name, due] : {std::pair("by-seconds", " --save-seconds 0.001"), {"by-mtbf", " --mtbf 1e-9"}}) {
         o = run(command(name) + " --save-every 0 --keep 99" + due);
         size_t saves = list_checkpoints(s + "/" + std::string(name)).size();
-        check(o.code == 0 && saves > 5, text("%s: %zu checkpoints in 120 steps: ", name, saves) + o.out);
+        check(o.code == 0 && saves >= 2, text("%s: %zu checkpoints in 120 steps: ", name, saves) + o.out);
     }
 
     // a disk that is full: the older checkpoint stays
