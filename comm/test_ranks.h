@@ -2,6 +2,7 @@
 //   mpirun -n 4 ./test_gpt ranks
 #pragma once
 #include "../layers/fast/graph.h"
+#include "../layers/base/hardware.h"
 #include "../layers/base/testing.h"
 #include "mpi/capture.h"
 #include "mpi/collective_check.h"
@@ -110,7 +111,7 @@ void test_ranks() {
              {"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build", 570},
              {"NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  575.57.08  Release Build", 575},
              {"", 0}, {"NVRM version: 535", 0}})
-        check(comm::driver_named_in(line) == version, text("the driver's version in \"%s\"", line));
+        check(driver_named_in(line) == version, text("the driver's version in \"%s\"", line));
 
     // three quarters of a unit of the last place: to the nearest, not cut off
     bf16 addend = bf16(world.rank == 0 ? 1.0f : world.rank == 1 ? 3 * 0x1p-9f : 0.0f);

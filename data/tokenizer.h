@@ -207,8 +207,7 @@ inline std::pair<std::string, std::string> read_merge(std::string_view line,
 
 // The merges of a tokenizer.json, as Hugging Face's tokenizers write it, in the form of vocab.bpe. Refuses
 // one that would split texts otherwise than GPT-2 does
-inline std::string merges_of_json(std::string_view text, const std::string& path) {
-    Json all = Json::parse(text, path);
+inline std::string merges_of_json(const Json& all, const std::string& path) {
     const Json &model = all.at("model", path), &splits = all.at("pre_tokenizer", path);
     auto expect = [&](const Json& of, const char* key, const char* wanted) {
         const Json* value = of.find(key);
@@ -236,7 +235,7 @@ inline Vocabulary Vocabulary::bpe(const std::string& path) {
     Vocabulary v;
     v.kind = "bpe";
     bool is_json = file.text().starts_with('{');
-    v.source = is_json ? merges_of_json(file.text(), path) : std::string(file.text());
+    v.source = is_json ? merges_of_json(Json::parse(file.text(), path), path) : std::string(file.text());
     PrintedBytes printed;
     std::unordered_map<uint32_t, int> byte_of;
     for (int b = 0; b < 256; b++) byte_of[printed.code[b]] = b;

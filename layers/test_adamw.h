@@ -285,9 +285,8 @@ void check_adamw(const char* moments) {
         is_noticed("m", state.m);
         is_noticed("v", state.v);
 
-        std::vector<real> unchanged;
         StateCheck last = launch(INFINITY), none = launch(real(norm / 2));
-        unchanged = state.on_device(Master);
+        std::vector<real> unchanged = state.on_device(Master);
         StateCheck again = launch(real(norm / 2));
         check(none.read == last.written && none.written == none.read && again.read == none.read,
               "a skipped update reads the state, and leaves it" + size);

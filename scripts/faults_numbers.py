@@ -43,6 +43,13 @@ def flip_bit(process_id, address, bit=2):
         pass
 
 
+def arenas_of(log):
+    """Addresses of rank 2's arenas as they were made: parameters, gradients, …, optimizer; MPI's own piece
+    has 128 KiB."""
+    places = [tuple(map(int, line.split())) for line in Path(f"{log}.2").read_text().splitlines()]
+    return [at for at, size in places if size > 20000 and size != 1 << 17]
+
+
 def flipped_bits():
     """One bit of a weight that the rank owns, of a copied one, of a moment and of a gradient, under
     ZeRO-1 over 4 ranks: the step and the rank are named within one interval."""
@@ -57,9 +64,7 @@ def flipped_bits():
         process = start(words, shimmed(MEMORY_LOG=log))
         until(lambda: steps_written(lines) >= 3)
 
-        # arenas as they were made: parameters, gradients, …, optimizer; MPI's own piece has 128 KiB
-        places = [tuple(map(int, line.split())) for line in Path(f"{log}.2").read_text().splitlines()]
-        address = [at for at, size in places if size > 20000 and size != 1 << 17][arena] + 4 * element + 2
+        address = arenas_of(log)[arena] + 4 * element + 2
         victim, at = ranks_of(process)[2], steps_written(lines)
 
         # what lives for only a part of a step needs many tries: on a busy machine most hit a rank that waits
@@ -95,10 +100,8 @@ def flipped_exponent():
         process = start(words, shimmed(MEMORY_LOG=log))
         if not until(lambda: steps_written(lines) >= 40 and 2 in ranks_of(process)):
             return check(False, f"a run of four ranks: {end(process, 1)[-400:]}")
-        places = [tuple(map(int, line.split())) for line in Path(f"{log}.2").read_text().splitlines()]
-        parameters = next(at for at, size in places if size > 20000 and size != 1 << 17)
         victim, at = ranks_of(process)[2], steps_written(lines)
-        flip_bit(victim, parameters + 4 * 7680 + 3, 6)
+        flip_bit(victim, arenas_of(log)[0] + 4 * 7680 + 3, 6)
         until(lambda: process.poll() is not None or steps_written(lines) > at + 200)
         if process.poll() is None:  # written over in the middle of an update
             os.killpg(process.pid, signal.SIGKILL)

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <sstream>
 #include <string>
 #include <vector>
 #include "collective_check.h"
@@ -34,17 +33,6 @@ inline std::vector<std::string> gather_hosts(const Group& world) {
     std::vector<std::string> hosts;
     for (size_t at = 0; at < all.size(); at += words) hosts.push_back((const char*)&all[at]);
     return hosts;
-}
-
-// the major version in the first line of /proc/driver/nvidia/version, 0 if there is none:
-//   NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024
-//   NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build …
-inline int driver_named_in(const std::string& line) {
-    size_t module = line.find("Module ");
-    std::istringstream words(module == line.npos ? "" : line.substr(module));
-    for (std::string word; words >> word;)
-        if (isdigit((unsigned char)word[0])) return atoi(word.c_str());
-    return 0;
 }
 
 // Notes on tensor groups of t ranks that span several hosts, and on hosts with more ranks than devices (0: no

@@ -13,7 +13,6 @@
 #include <memory>
 #include <thread>
 #include "../../layers/base/hardware.h"
-#include "hosts.h"
 #include "mpi_world.h"
 
 namespace comm {

@@ -5,6 +5,7 @@
 #include <omp.h>
 #include <sys/resource.h>
 #include <unistd.h>
+#include <sstream>
 #include "device.h"
 
 struct Gpu {
@@ -94,6 +95,17 @@ inline int driver_version() {
     return driver;
 }
 #endif
+
+// the major version in the first line of /proc/driver/nvidia/version, 0 if there is none:
+//   NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024
+//   NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build …
+inline int driver_named_in(const std::string& line) {
+    size_t module = line.find("Module ");
+    std::istringstream words(module == line.npos ? "" : line.substr(module));
+    for (std::string word; words >> word;)
+        if (isdigit((unsigned char)word[0])) return atoi(word.c_str());
+    return 0;
+}
 
 inline std::string driver_name() {
 #if defined(DEVICE_CUDA)

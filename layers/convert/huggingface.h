@@ -118,13 +118,12 @@ inline std::string find_tokenizer(const std::string& dir, int V) {
     if (is_json) ids = merges = dir + "/tokenizer.json";
     if (access(ids.c_str(), R_OK) != 0) return "";
     try {
-        std::string lines(WholeFile(merges).text());
-        if (is_json) lines = merges_of_json(lines, merges);
+        Json theirs = Json::parse(WholeFile(ids).text(), ids);
+        std::string lines = is_json ? merges_of_json(theirs, ids) : std::string(WholeFile(merges).text());
         size_t first = lines.starts_with("#version") ? lines.find('\n') : 0;
         bool has_merges = lines.find_first_not_of("\r\n", first) != lines.npos;
         std::string found = has_merges ? merges : "bytes";
         std::vector<std::string> ours = printed_tokens(Vocabulary::open(found));
-        Json theirs = Json::parse(WholeFile(ids).text(), ids);
         if (is_json) {  // the end of text may be an added token alone
             const Json* added = theirs.find("added_tokens");
             Json vocabulary = theirs.at("model", ids).at("vocab", ids);
