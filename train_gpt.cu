@@ -20,7 +20,7 @@ void compute_gradients(Model& model, const Trainer& trainer, const StepSamples& 
     // one stage: a plain loop
     for (int i = 0; i < micro_batches; i++) {
         MicroBatch mb = {.index = i, .is_last_micro_batch = i == micro_batches - 1, .chunk = 0,
-                         .batch = {B, T}, .kept = model.in_flight[0], .input = model.inputs[0],
+                         .batch = {B, T}, .in_flight = model.in_flight[0], .input = model.inputs[0],
                          .dx_buffer = &model.dx_buffers[0]};
         copy_tokens(model, mb);
         forward(model, mb, dloss);   // tokens -> logits -> losses and the logits' gradient

@@ -11,6 +11,7 @@ namespace comm {
 namespace {
 
 ncclComm_t comm_of(const Group& g) { return (ncclComm_t)handle_of(g).nccl; }
+
 ncclDataType_t type_nccl(Type type) {
     return type == Type::Bf16 ? ncclBfloat16 : type == Type::Fp32 ? ncclFloat32
         : type == Type::Fp64 ? ncclFloat64 : ncclInt64;
@@ -18,12 +19,12 @@ ncclDataType_t type_nccl(Type type) {
 
 struct Posted {
     Call call;
-    std::string here;
+    std::string here;  // what the call is, for messages about it
 };
 std::vector<Posted> posted;  // calls of the open group
 
 struct CommStream {
-    Event forked;
+    Event forked;  // where the compute stream was when this stream last waited for it
     // events are reused: a wait for a reused one would wait for a later point of the same stream, but far
     // fewer are ever outstanding (check_pipeline in run/schedules.h limits them)
     static constexpr int mark_slots = 1024;
@@ -62,11 +63,13 @@ void start(int* argc, char*** argv) {
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1);
+
     bool is_old = driver_version() < 12080 || (kernel_driver() > 0 && kernel_driver() < 570);
     if (is_old) setenv("NCCL_NVLS_ENABLE", "0", 0);
     setenv("NCCL_RUNTIME_CONNECT", "0", 1);
     setenv("NCCL_COMM_BLOCKING", "1", 1);  // otherwise calls return before they are enqueued
     if (!launched()) return;
+
     start_mpi(argc, argv);
     check_environment();
     while_waiting = look;
@@ -77,6 +80,7 @@ void start(int* argc, char*** argv) {
 Group make_group(const char* name, const std::vector<int>& members, bool beside_kernels) {
     Group g = make_host_group(name, members);
     if (g.size == 1) return g;
+
     ncclUniqueId id;
     if (g.rank == 0) check_nccl(ncclGetUniqueId(&id), "a group's id");
     MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, handle_of(g).mpi);
@@ -86,6 +90,8 @@ Group make_group(const char* name, const std::vector<int>& members, bool beside_
     return g;
 }
 
+// ---- order: comm streams against the compute stream, by events -------------------------------------------
+
 Stream make_comm_stream() {
     Stream s = make_stream(true);
     comm_streams[s] = std::make_unique<CommStream>();
@@ -93,18 +99,22 @@ Stream make_comm_stream() {
         comm_streams[s]->marks.push_back(std::make_unique<Event>());
     return s;
 }
+
 void transport_wait_stream(Stream comm_stream, Stream compute) {
     CommStream& c = *comm_streams[comm_stream];
     c.forked.record(compute);
     c.forked.block(comm_stream);
     c.is_captured |= capturing;
 }
+
 StreamEvent transport_record_event(Stream comm_stream) {
     CommStream& c = *comm_streams[comm_stream];
     c.marks[++c.given % CommStream::mark_slots]->record(comm_stream);
     c.calls_at[c.given % CommStream::mark_slots] = c.calls;
     return {comm_stream, c.given};
 }
+
+// while a graph is captured, nothing is timed: the wait becomes an edge of the graph
 void transport_wait_event(Stream compute, const StreamEvent& event) {
     CommStream& c = *comm_streams[event.comm_stream];
     long mark = event.position % CommStream::mark_slots;
@@ -112,8 +122,11 @@ void transport_wait_event(Stream compute, const StreamEvent& event) {
     if (capturing) c.marks[mark]->block(compute);
     else time_wait(compute, [&] { c.marks[mark]->block(compute); });
 }
+
 const bool can_capture = true;
 void begin_capture() { capturing = true; }
+
+// a capture ends on the stream on which it began: all others that have joined it must first lead back there
 void end_capture(Stream compute) {
     for (auto& [stream, c] : comm_streams) {
         if (!std::exchange(c->is_captured, false)) continue;
@@ -123,15 +136,21 @@ void end_capture(Stream compute) {
     }
     capturing = false;
 }
+
+// a launched graph is watched as if it were one call of all ranks
 void watch_graph(const Group& world, Stream compute) {
     watch_call(note(world, "CUDA graph", "a step", 0), world, compute);
     end_calls();
 }
+
 long unawaited_calls() {
     long n = 0;
     for (auto& [stream, c] : comm_streams) n += c->calls - c->awaited;
     return n;
 }
+
+// ---- calls -----------------------------------------------------------------------------------------------
+
 // Within an NCCL group, NCCL starts the communicators in an order of its own, which may deadlock. So each
 // communicator's calls get an NCCL group of their own, in the order of the host's calls
 void transport_group_end() {
@@ -163,6 +182,7 @@ void post(const Call& call) {
     auto comm_stream = comm_streams.find(s);
     bool on_comm_stream = comm_stream != comm_streams.end();
     if (on_comm_stream) comm_stream->second->calls++;
+
     ncclComm_t comm = comm_of(g);
     auto post_checked = [&] { check_nccl(post_nccl(call, comm), here.c_str()); };
 

@@ -16,7 +16,7 @@
 #include <cmath>
 #include <string>
 #include <vector>
-#include "../layers/base/rng.h"
+#include "../layers/base/numbers.h"
 #include "formats/answers.h"
 #include "tokens.h"
 
@@ -131,6 +131,8 @@ struct Mixture {
     explicit Mixture(std::vector<double> given) : weights(std::move(given)) {
         double sum = 0;
         for (double w : weights) sum += w;
+        if (!std::isfinite(sum))
+            fail("the weights of %zu sets have no finite sum: give smaller ones", weights.size());
         for (double& w : weights) shares.push_back(std::llround((w /= sum) * (double)one));
         start();
     }
@@ -167,13 +169,7 @@ struct WeightedFiles {
 
 inline std::vector<double> weights_of(const std::vector<WeightedFiles>& sets) {
     std::vector<double> weights;
-    double sum = 0;
-    for (auto& s : sets) {
-        weights.push_back(s.weight);
-        sum += s.weight;
-    }
-    if (!std::isfinite(sum))
-        fail("the weights of %zu sets have no finite sum: give smaller ones", sets.size());
+    for (auto& s : sets) weights.push_back(s.weight);
     return weights;
 }
 

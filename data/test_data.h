@@ -68,7 +68,7 @@ void test_answers() {
     refuses("belongs to 100 tokens", [&] { Answers(path, 99); });
     refuses("its checksum differs", [&] { patch(file, 30, "x"); Answers(path, 100); });
     for (size_t size : {0, 7, 31, 40, (int)whole.size() - 1, (int)whole.size() + 1})
-        refuses("", [&] { write_file(file, (whole + "x").substr(0, size)); Answers(path, 100); });
+        refuses(file, [&] { write_file(file, (whole + "x").substr(0, size)); Answers(path, 100); });
     for (auto bad : {std::vector<AnswerRange>{{5, 5}}, {{5, 101}}, {{5, 9}, {8, 12}}})
         refuses("make it again", [&] { write_answers(path, 100, bad); Answers(path, 100); });
 }
@@ -116,7 +116,7 @@ void test_loader() {
     write_file(path, whole);
     refuses("the vocabulary has 200", [&] { reads(200); });
     for (size_t n : {3, 30, 63, 64, 1000, (int)whole.size() - 1})
-        refuses("", [&] { write_file(path, whole.substr(0, n)); TokenFile f(path); });
+        refuses(path, [&] { write_file(path, whole.substr(0, n)); TokenFile f(path); });
     refuses("truncated or damaged", [&] { write_file(path, whole.substr(0, 1000)); TokenFile f(path); });
     refuses("is empty", [&] { write_file(path, ""); TokenFile f(path); });
     refuses("is not a token file", [&] { write_file(path, "To be, or not to be"); TokenFile f(path); });

@@ -290,6 +290,7 @@ __global__ void softmax_backward_kernel(floatX* dp, const floatX* p, real scale,
 // one batched GEMM over the heads per sequence: no single stride covers both B and NH
 void AttentionForward::gpu(Stream s) const {
     long square = (long)a.T * a.T, head = 3L * a.HS;
+    // p: first the scores, q k^T / sqrt(HS)
     for (int b = 0; b < a.B; b++) {
         const floatX* q = qkv + b * a.T * a.row();
         gpu::gemm<floatX>({.out = p + b * a.NH * square, .a = q, .b = q + a.HS, .m = a.T, .n = a.T, .k = a.HS,
@@ -301,6 +302,7 @@ void AttentionForward::gpu(Stream s) const {
     LAUNCH(gpu::softmax_forward_kernel, ceil_div(rows, gpu::attention_block / 32), gpu::attention_block, 0, s,
            p, rows, a.T);
 
+    // o = p v
     for (int b = 0; b < a.B; b++) {
         const floatX* v = qkv + b * a.T * a.row() + 2 * a.HS;
         gpu::gemm<floatX>({.out = o + b * a.T * a.out(), .a = p + b * a.NH * square, .b = v, .m = a.T,

@@ -271,8 +271,11 @@ def main():
         complain(f"train_gpt.cu includes {included} lines, at most {MOST_INCLUDED}")
     if "--book" in sys.argv:
         print("\n".join(f"{sizes[name]:6}  {name}" for name in book))
+    stripped = [line.strip() for f in book for line in Path(f).read_text(encoding="utf8").splitlines()]
+    comments = sum(line.startswith("//") for line in stripped) / lines
     print(
-        f"the book: {len(book)} files, {lines} lines, {len(SEAMS)} seams; train_gpt.cu includes"
+        f"the book: {len(book)} files, {lines} lines ({comments:.1%} comments,"
+        f" {stripped.count('') / lines:.1%} blank), {len(SEAMS)} seams; train_gpt.cu includes"
         f" {len(compiled) - 1} files, {included} lines in all; everything:"
         f" {len(sizes)} files, {sum(sizes.values())} lines"
     )

@@ -17,6 +17,7 @@ from faults import (
     REPOSITORY,
     SHIM,
     WORK,
+    checkpoints,
     command,
     end,
     metrics,
@@ -28,7 +29,7 @@ from faults import (
     until,
     write_into,
 )
-from over_ranks import check, checksum, environment, json_lines, near
+from over_ranks import check, checksum, environment, json_lines, make_tokens, near
 
 
 def flip_bit(process_id, address, bit=2):
@@ -114,6 +115,23 @@ def flipped_exponent():
         if last["loss"] is None or last["loss"] > 1e30:
             return check(last.get("updated") is False, f"the update is skipped: {last}")
     check(False, "no flip was hit before forward")
+
+
+def flipped_at_the_end():
+    """A bit flips after the last update, while the run evaluates: it is named, and no checkpoint appears."""
+    make_tokens(BUILD, WORK / "long", "ten green bottles hanging on the wall, " * 20000, 0.9)
+    log, lines, folder = WORK / "memory-end", WORK / "end.jsonl", WORK / "end"
+    validate = ["--validation", WORK / "long.validation.bin", "--evaluate-sequences", 40000]
+    words = command("--steps", 3, *validate, "--save", folder, "--metrics", lines, ranks=4)
+    process = start(words, shimmed(MEMORY_LOG=log))
+    if not until(lambda: steps_written(lines) >= 2 and 2 in ranks_of(process)):
+        return check(False, f"a run of four ranks: {end(process, 1)[-400:]}")
+    time.sleep(0.5)  # the third line follows the evaluation, of some seconds
+    flip_bit(ranks_of(process)[2], arenas_of(log)[0] + 4 * 7680 + 2)
+    text = end(process)
+    named = "[rank 2]" in text and "read other master weights" in text
+    check(process.returncode == 1 and named, f"named: {process.returncode} {text[-400:]}")
+    check(not checkpoints(folder), f"no checkpoint: {checkpoints(folder)}")
 
 
 def until_60(name):

@@ -54,6 +54,7 @@ ALONE = (
     faults_numbers.spikes,
     faults_numbers.skipped_updates,
     faults_numbers.flipped_exponent,
+    faults_numbers.flipped_at_the_end,
     faults_numbers.rollbacks,
     faults_hosts.slow_rank,
     faults_hosts.late_rank,

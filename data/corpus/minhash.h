@@ -11,7 +11,7 @@
 #pragma once
 #include <string>
 #include <vector>
-#include "../../layers/base/rng.h"
+#include "../../layers/base/numbers.h"
 #include "settings.h"
 #include "text.h"
 

@@ -1,9 +1,9 @@
 // arena.h   a range of memory handed out piece by piece; the same walk first measures, then places
 //   An Arena without a base only counts: run a walk once to learn the bytes, allocate, run it again to get
 //   the pointers. It may do so for another precision than this build's; its pointers are invalid addresses
-//   with a tag (nowhere(), operation.h).
+//   with a tag (nowhere(), activity.h).
 #pragma once
-#include "operation.h"
+#include "activity.h"
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #endif

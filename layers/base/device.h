@@ -97,6 +97,8 @@ inline Stream make_stream(bool urgent = false) {
 }
 
 inline void destroy_stream(Stream s) { cudaStreamDestroy(s); }
+
+// called when a run starts (run/allocate.h): within a step nothing is allocated
 inline void* device_malloc(size_t bytes, const char* what) {
     void* p = nullptr;
     cudaError_t e = cudaMalloc(&p, bytes);
@@ -110,6 +112,7 @@ inline void* device_malloc(size_t bytes, const char* what) {
 }
 
 inline void device_free(void* p) { cudaFree(p); }
+
 // pinned host memory: copies to the device read it when their turn comes, and the host does not wait
 inline void* host_malloc(size_t bytes, const char* what) {
     void* p = nullptr;
@@ -120,6 +123,7 @@ inline void* host_malloc(size_t bytes, const char* what) {
 }
 
 inline void host_free(void* p) { cudaFreeHost(p); }
+
 // `from` is read when the copy's turn comes, and must stay unchanged until then
 inline void copy_to_device(void* to, const void* from, size_t bytes, Stream s) {
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, s), "copy to the device");
@@ -210,7 +214,8 @@ constexpr unsigned all_lanes = 0xffffffffu;
 template <int value>
 using Constant = std::integral_constant<int, value>;  // a template argument, handed to a lambda
 
-// n adjacent values, read or written in one access: pointers must be aligned to their whole size
+// n adjacent values, read or written in one access: pointers must be aligned to their whole size. A kernel
+// that is bound by memory is fastest if each thread moves 16 bytes at once, and a warp 512 adjacent ones
 template <class T, int n>
 struct alignas(n * sizeof(T)) Values {
     static constexpr int size = n;
@@ -219,14 +224,17 @@ struct alignas(n * sizeof(T)) Values {
 template <class T>
 using Vec = Values<T, 16 / sizeof(T)>;  // 16 bytes, the most that one access takes
 constexpr int vec_size = Vec<floatX>::size;
+
+// load_whole, store_whole: in one access, which the emulated device checks
 #if defined(DEVICE_EMULATED)
 using emulated::load_whole, emulated::store_whole;
 #else
 template <class V>
-__device__ inline V load_whole(const V* p) { return *p; }  // in one access
+__device__ inline V load_whole(const V* p) { return *p; }
 template <class V>
 __device__ inline void store_whole(V* p, const V& v) { *p = v; }
 #endif
+
 template <int n, class T>
 __device__ inline Values<T, n> load_values(const T* p) { return load_whole((const Values<T, n>*)p); }
 template <class T, int n>
@@ -285,7 +293,7 @@ __device__ T max_over_block(T x, T (&lane)[WARPS]) {
     return reduce_block(x, lane, [](T a, T b) { return a > b ? a : b; });
 }
 
-constexpr float log2_e = 1.4426950408889634f;
+constexpr float log2_e = 1.4426950408889634f;  // e^x = 2^(x log2_e)
 
 // 2^x, on a GPU in one instruction; unlike exp2f, it flushes results below 2^-126 to 0
 __device__ inline float exp2_of(float x) {
@@ -297,16 +305,5 @@ __device__ inline float exp2_of(float x) {
     if (y < std::numeric_limits<float>::min()) y = 0;
 #endif
     return y;
-}
-
-// rounds two values into one register, `low` in its lower half
-__device__ inline uint32_t pack_bf16(float low, float high) {
-#if defined(__CUDACC__)
-    uint32_t both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-#else
-    return bf16(low).bits | (uint32_t)bf16(high).bits << 16;
-#endif
 }
 #endif

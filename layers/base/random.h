@@ -1,7 +1,7 @@
-// random.h   uniform and normal random numbers: as in rng.h, functions of seed, purpose and index alone
+// random.h   uniform and normal random numbers: as in numbers.h, functions of seed, purpose and index alone
 #pragma once
 #include <math.h>
-#include "rng.h"
+#include "numbers.h"
 
 // uniform in [0, 1), 53 bits
 inline double uniform(uint64_t seed, uint64_t what, uint64_t index) {

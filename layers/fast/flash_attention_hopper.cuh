@@ -12,6 +12,7 @@
 #pragma once
 #include "hopper.h"
 #include "../attention.cuh"
+#include "mma.h"
 
 #if KERNELS_HERE
 namespace gpu {

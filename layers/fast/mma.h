@@ -10,6 +10,16 @@
 #include "../base/device.h"
 
 #if KERNELS_HERE
+// rounds two values into one register, `low` in its lower half
+__device__ inline uint32_t pack_bf16(float low, float high) {
+#if defined(__CUDACC__)
+    uint32_t both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+#else
+    return bf16(low).bits | (uint32_t)bf16(high).bits << 16;
+#endif
+}
 
 #if defined(__CUDACC__)
 // D (16, 8) += A (16, 16) B (16, 8), over the lanes of a warp

@@ -114,7 +114,7 @@ std::vector<Score> score_file(Model& model, const ScoreBatches& plan) {
         MicroBatches all;
         for (int i = 0; i < mine; i++) all.sizes.push_back({1, batch_of(i).rows});
         all.load = [&](MicroBatch& mb) {
-            load_packed(model, mb.kept, plan.pack_batch(batch_of(mb.index)));
+            load_packed(model, mb.in_flight, plan.pack_batch(batch_of(mb.index)));
         };
         all.forward = [&](MicroBatch& mb) { packed_forward(model, mb); };
 

@@ -116,9 +116,9 @@ inline void packed_attention(const BlockActivations& a, const PackedSegments& pa
                             .a = heads}, s);
 }
 
-// the chunk's input, or in the first chunk the tokens -> kept.y
+// the chunk's input, or in the first chunk the tokens -> in_flight.y
 inline void packed_layers(Model& model, const MicroBatch& mb, const LayerContext& ctx) {
-    const PackedSegments& packed = *mb.kept.packed;
+    const PackedSegments& packed = *mb.in_flight.packed;
     layers_forward(model, mb, ctx, packed.positions, [&](const BlockActivations& a, const floatX* const* w) {
         packed_attention(a, packed, w, ctx, mb.batch);
     });
@@ -128,11 +128,11 @@ inline void packed_layers(Model& model, const MicroBatch& mb, const LayerContext
 inline const floatX* packed_lm_head_rows(Model& model, const MicroBatch& mb, const LayerContext& ctx) {
     await_lm_head(model);
     const floatX* rows =
-        lm_head_rows(model.lm_head, mb.kept.y.x, model.lm_head_weights.data(), ctx, mb.batch);
+        lm_head_rows(model.lm_head, mb.in_flight.y.x, model.lm_head_weights.data(), ctx, mb.batch);
     // rows[rows_with_logits[i]]: a table lookup, like the embedding
     int N = mb.batch.rows();
-    compute(EmbeddingForward{.x = ctx.scratch.unreduced, .tokens = mb.kept.packed->rows_with_logits,
-                             .wte = rows, .N = mb.kept.packed->logit_rows, .C = ctx.shape.C,
+    compute(EmbeddingForward{.x = ctx.scratch.unreduced, .tokens = mb.in_flight.packed->rows_with_logits,
+                             .wte = rows, .N = mb.in_flight.packed->logit_rows, .C = ctx.shape.C,
                              .v = {N, N, 0}}, ctx.stream);
     return ctx.scratch.unreduced;
 }
@@ -152,11 +152,11 @@ inline void packed_forward(Model& model, const MicroBatch& mb) {
         real* ahead = a.tokens_ahead + (long)mb.index * a.logit_rows + first;
         const real* target_logits = tp.size > 1 ? a.exp_sums + n : nullptr;  // all-reduced by loss_forward
         compute(TokensAhead{.ahead = ahead, .logits = a.logits, .target_logits = target_logits,
-                            .targets = mb.kept.targets + first, .N = n,
+                            .targets = mb.in_flight.targets + first, .N = n,
                             .v = vocabulary_shard(ctx.shape, ctx.tp)}, ctx.stream);
         comm::all_reduce(tp, ahead, n, comm::Op::Sum, "tokens ahead of the target", ctx.stream);
     };
-    lm_head_forward(a, mb, packed_lm_head_rows(model, mb, ctx), mb.kept.packed->logit_rows, 0,
+    lm_head_forward(a, mb, packed_lm_head_rows(model, mb, ctx), mb.in_flight.packed->logit_rows, 0,
                     model.lm_head_weights.data(), ctx, note_tokens_ahead);
 }
 
@@ -171,14 +171,14 @@ inline std::vector<std::vector<real>> packed_logits(Model& model, const PackedBa
     Buffer& input = model.inputs[0];
 
     for (int chunk = 0; chunk < model.setup.chunks; chunk++) {
-        InFlight& kept = model.in_flight[chunk];
-        load_packed(model, kept, packed);
-        MicroBatch mb = {0, false, chunk, {1, packed.rows()}, kept, input};
+        InFlight& in_flight = model.in_flight[chunk];
+        load_packed(model, in_flight, packed);
+        MicroBatch mb = {0, false, chunk, {1, packed.rows()}, in_flight, input};
         if (!model.is_first_chunk(chunk))
             comm::receive(grid.forward_in.group, input.x, values, 0, "rows of generation", model.stream);
         packed_layers(model, mb, ctx);
         if (!model.is_last_chunk(chunk))
-            comm::send(grid.forward_out.group, kept.y.x, values, 1, "rows of generation", model.stream);
+            comm::send(grid.forward_out.group, in_flight.y.x, values, 1, "rows of generation", model.stream);
         else  // all of them are held at once
             logits_forward(model.lm_head, packed_lm_head_rows(model, mb, ctx), model.weight(model.table.wte),
                            packed.logit_rows(), ctx);

@@ -57,8 +57,8 @@ std::vector<Score> score_all(Trial& trial, const EvalFile& file, const ScoreBatc
     std::vector<Score> scores(file.requests.size());
     for (auto& b : plan.batches) {
         clear_losses(trial.model);
-        InFlight& kept = trial.model.in_flight[0];
-        load_packed(trial.model, kept, plan.pack_batch(b));
+        InFlight& in_flight = trial.model.in_flight[0];
+        load_packed(trial.model, in_flight, plan.pack_batch(b));
         packed_forward(trial.model, trial.micro_batch(0, {1, b.rows}));
         collect_scores(trial.model, plan, b, 0, scores);
     }

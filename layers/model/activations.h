@@ -137,10 +137,10 @@ struct MicroBatch {
     bool is_last_micro_batch;  // of the step: after it, gradients are complete
     int chunk;
     BatchShape batch;
-    InFlight& kept;
+    InFlight& in_flight;
     Buffer& input;   // of the chunk
     BlockActivations block(int l) const {  // of layer l of the chunk
-        BlockActivations a = kept.blocks[l];
+        BlockActivations a = in_flight.blocks[l];
         if (l == 0) a.x = input.x;
         return a;
     }

@@ -13,7 +13,7 @@
 //   of qkv's dx. With --fp8 backward gathers no inputs: their 8-bit copies hold all rows. Full recomputation
 //   repeats forward's calls in backward, except the one after down
 //   With t = 1 nothing is communicated: gather_rows and reduce_rows return what they are given.
-//   backward: dx (N_r, C) is the gradient of y on entry, the gradient of x on return
+//   backward: d_residual (N_r, C), the residual stream's gradient, is that of y on entry, that of x on return
 #pragma once
 #include "activations.h"
 #include "params.h"
@@ -119,9 +119,9 @@ inline const floatX* gathered_input(const LayerContext& ctx, const floatX* x, in
 // w[tensor], g[tensor] (real): pointers into the flat buffers of parameters and gradients, by BlockTensor
 // (params.h); gradients are set or, with ctx.accumulate, added to. The gradient of a linear
 // layer's bias, a column sum, is computed where the rows to be summed are at hand:
-//   DOWN_B  in step 8, of dx
+//   DOWN_B  in step 8, of d_residual
 //   UP_B    in step 7, of d_up
-//   OUT_B   in step 4, of dx
+//   OUT_B   in step 4, of d_residual
 //   QKV_B   in step 3, of d_qkv, by attention's backward (fast/flash_dispatch.cuh)
 // With sequence parallelism, gradients of replicated tensors cover only this rank's rows; optimizer.h sums
 // them over the tensor-parallel ranks, once per step.
@@ -133,21 +133,21 @@ inline const floatX* gathered_input(const LayerContext& ctx, const floatX* x, in
 //   reduced                   its sum over t       read                   its sum over t       read
 // Steps with a column sum use `columns`, step 3 also attention's scratch, each within one operation
 
-// Steps 8 to 5: dx, the gradient of y, becomes that of mid
-inline void mlp_backward(floatX* dx, real* const* g, const BlockActivations& a, const floatX* const* w,
-                         const LayerContext& ctx, BatchShape batch) {
+// Steps 8 to 5: d_residual, the gradient of y, becomes that of mid
+inline void mlp_backward(floatX* d_residual, real* const* g, const BlockActivations& a,
+                         const floatX* const* w, const LayerContext& ctx, BatchShape batch) {
     const Scratch& scratch = ctx.scratch;
     Stream s = ctx.stream;
     int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
     floatX* d_up = scratch.mlp_or_qkv;
 
-    // 8. dx is also the gradient of the MLP branch
-    compute(BiasBackward{.db = g[DOWN_B], .dy = dx, .column_scratch = scratch.columns, .N = N_r, .C = C,
-                         .accumulate = ctx.accumulate}, s);
+    // 8. d_residual is also the gradient of the MLP branch
+    compute(BiasBackward{.db = g[DOWN_B], .dy = d_residual, .column_scratch = scratch.columns, .N = N_r,
+                         .C = C, .accumulate = ctx.accumulate}, s);
 
     // 8. and 7. back through GELU
     if (recomputes_shared(a, ctx)) compute(GeluForward{.y = a.act, .x = a.up, .N = N, .C = 4 * C_r}, s);
-    const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for down", s);
+    const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, d_residual, N, C, "gradient rows for down", s);
     compute_linear(LinearOfGeluBackward{.d_up = d_up, .dw = g[DOWN_W], .d_up_bias = g[UP_B], .dy = rows,
                                         .x = a.act, .up = a.up, .w = w[DOWN_W],
                                         .column_scratch = scratch.columns, .N = N, .C = 4 * C_r, .OC = C,
@@ -164,24 +164,24 @@ inline void mlp_backward(floatX* dx, real* const* g, const BlockActivations& a, 
                    a.up_fp8, ctx);
     floatX* d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.unreduced, N, C, "sum of up's gradient", s);
 
-    // 5. adds to dx, the residual stream's gradient
-    compute(LayerNormBackward{.dx = dx, .dw = g[LN2_W], .db = g[LN2_B], .dy = d_ln, .x = a.mid,
+    // 5. adds to d_residual
+    compute(LayerNormBackward{.dx = d_residual, .dw = g[LN2_W], .db = g[LN2_B], .dy = d_ln, .x = a.mid,
                               .w = w[LN2_W], .stats = a.ln2_stats, .column_scratch = scratch.columns,
                               .N = N_r, .C = C, .accumulate = ctx.accumulate}, s);
 }
 
-// Steps 4 to 1: dx becomes the gradient of x
-inline void attention_backward(floatX* dx, real* const* g, const BlockActivations& a, const floatX* const* w,
-                               const LayerContext& ctx, BatchShape batch) {
+// Steps 4 to 1: d_residual becomes the gradient of x
+inline void attention_backward(floatX* d_residual, real* const* g, const BlockActivations& a,
+                               const floatX* const* w, const LayerContext& ctx, BatchShape batch) {
     const Scratch& scratch = ctx.scratch;
     Stream s = ctx.stream;
     int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size, C = ctx.shape.C, C_r = C / t;
     floatX *d_qkv = scratch.mlp_or_qkv, *d_o = scratch.unreduced;
 
-    // 4. dx is also the gradient of the attention branch
-    compute(BiasBackward{.db = g[OUT_B], .dy = dx, .column_scratch = scratch.columns, .N = N_r, .C = C,
-                         .accumulate = ctx.accumulate}, s);
-    const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, dx, N, C, "gradient rows for out", s);
+    // 4. d_residual is also the gradient of the attention branch
+    compute(BiasBackward{.db = g[OUT_B], .dy = d_residual, .column_scratch = scratch.columns, .N = N_r,
+                         .C = C, .accumulate = ctx.accumulate}, s);
+    const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, d_residual, N, C, "gradient rows for out", s);
     compute_linear(LinearBackward{.dx = d_o, .dw = g[OUT_W], .dy = rows, .x = a.o, .w = w[OUT_W], .N = N,
                                   .C = C_r, .OC = C, .accumulate = ctx.accumulate}, a.out_fp8, ctx);
 
@@ -204,8 +204,8 @@ inline void attention_backward(floatX* dx, real* const* g, const BlockActivation
                    a.qkv_fp8, ctx);
     floatX* d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.unreduced, N, C, "sum of qkv's gradient", s);
 
-    // 1. adds to dx
-    compute(LayerNormBackward{.dx = dx, .dw = g[LN1_W], .db = g[LN1_B], .dy = d_ln, .x = a.x,
+    // 1. adds to d_residual
+    compute(LayerNormBackward{.dx = d_residual, .dw = g[LN1_W], .db = g[LN1_B], .dy = d_ln, .x = a.x,
                               .w = w[LN1_W], .stats = a.ln1_stats, .column_scratch = scratch.columns,
                               .N = N_r, .C = C, .accumulate = ctx.accumulate}, s);
 }

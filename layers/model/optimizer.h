@@ -179,7 +179,8 @@ inline void compute_decision(Model& model, Optimizer& optimizer) {
 }
 
 inline void update_parameters(Model& model, Optimizer& optimizer) {
-    Section section({.pass = Pass::Update}, model.stream);  // next_hyper: what this step has set
+    Section section({.pass = Pass::Update}, model.stream);
+    // what set_hyper_parameters() has left in pinned memory for this step
     compute(UploadValues{"hyper-parameters", optimizer.hyper, optimizer.next_hyper, 1}, model.stream);
     compute_decision(model, optimizer);
     compute(ClearValues{"state check", optimizer.state_check, 1}, model.stream);

@@ -15,7 +15,6 @@
 #pragma once
 #include <array>
 #include <cmath>
-#include <iterator>
 #include <string>
 #include <vector>
 #include "../base/check.h"
@@ -73,52 +72,42 @@ enum { LNF_W, LNF_B, LOGITS_W, lm_head_tensors };
 // (arXiv 2201.11990, section 3); biases 0, layer norm weights 1
 enum class Init { Zero, One, Normal, Residual };
 
-using Dims = std::vector<long>;
-
-// placeholders for the model's sizes: hidden size, heads, head size, and the MLP's width
-namespace dim {
-constexpr long C = -1, NH = -2, HS = -3, C4 = -4;
-}
-
-struct BlockRow {
-    BlockTensor tensor;
-    const char* name;
-    std::array<long, 4> dims;  // 0: none
+// a tensor of the whole model, as the table is made from it
+struct TensorRow {
+    std::string name;
+    std::vector<long> shape;
     int split;  // the dimension sharded over tensor-parallel ranks; -1: replicated
     Init init;
-    Dims shape(const ModelShape& s) const {
-        Dims out;
-        for (long d : dims)
-            if (d) out.push_back(d == dim::C ? s.C : d == dim::NH ? s.NH : d == dim::HS ? s.HS()
-                                 : d == dim::C4 ? 4L * s.C : d);
-        return out;
-    }
+    long rows = 0;  // size of dimension 0 with padding; 0: no padding
 };
-constexpr BlockRow block_rows[] = {
-    {LN1_W, "ln_1.weight", {dim::C}, -1, Init::One},
-    {LN1_B, "ln_1.bias", {dim::C}, -1, Init::Zero},
-    {QKV_W, "attn.c_attn.weight", {dim::NH, 3, dim::HS, dim::C}, 0, Init::Normal},
-    {QKV_B, "attn.c_attn.bias", {dim::NH, 3, dim::HS}, 0, Init::Zero},
-    {OUT_W, "attn.c_proj.weight", {dim::C, dim::NH, dim::HS}, 1, Init::Residual},
-    {OUT_B, "attn.c_proj.bias", {dim::C}, -1, Init::Zero},
-    {LN2_W, "ln_2.weight", {dim::C}, -1, Init::One},
-    {LN2_B, "ln_2.bias", {dim::C}, -1, Init::Zero},
-    {UP_W, "mlp.c_fc.weight", {dim::C4, dim::C}, 0, Init::Normal},
-    {UP_B, "mlp.c_fc.bias", {dim::C4}, 0, Init::Zero},
-    {DOWN_W, "mlp.c_proj.weight", {dim::C, dim::C4}, 1, Init::Residual},
-    {DOWN_B, "mlp.c_proj.bias", {dim::C}, -1, Init::Zero},
-};
-constexpr bool block_rows_match() {
-    for (int i = 0; i < block_tensors; i++)
-        if (block_rows[i].tensor != i) return false;
-    return std::size(block_rows) == block_tensors;
-}
 
-static_assert(block_rows_match(), "block_rows lists the tensors of BlockTensor, in its order");
+// of layer l, by BlockTensor
+inline std::vector<TensorRow> block_rows(const ModelShape& s, int l) {
+    std::string h = "h." + std::to_string(l) + ".";
+    long C = s.C, NH = s.NH, HS = s.HS();
+    std::vector<TensorRow> rows(block_tensors);
+    rows[LN1_W] = {h + "ln_1.weight", {C}, -1, Init::One};
+    rows[LN1_B] = {h + "ln_1.bias", {C}, -1, Init::Zero};
+    rows[QKV_W] = {h + "attn.c_attn.weight", {NH, 3, HS, C}, 0, Init::Normal};
+    rows[QKV_B] = {h + "attn.c_attn.bias", {NH, 3, HS}, 0, Init::Zero};
+    rows[OUT_W] = {h + "attn.c_proj.weight", {C, NH, HS}, 1, Init::Residual};
+    rows[OUT_B] = {h + "attn.c_proj.bias", {C}, -1, Init::Zero};
+    rows[LN2_W] = {h + "ln_2.weight", {C}, -1, Init::One};
+    rows[LN2_B] = {h + "ln_2.bias", {C}, -1, Init::Zero};
+    rows[UP_W] = {h + "mlp.c_fc.weight", {4 * C, C}, 0, Init::Normal};
+    rows[UP_B] = {h + "mlp.c_fc.bias", {4 * C}, 0, Init::Zero};
+    rows[DOWN_W] = {h + "mlp.c_proj.weight", {C, 4 * C}, 1, Init::Residual};
+    rows[DOWN_B] = {h + "mlp.c_proj.bias", {C}, -1, Init::Zero};
+
+    for (const TensorRow& row : rows)
+        if (row.shape.empty()) fail("a tensor of BlockTensor has no row in block_rows() (params.h): add it");
+    return rows;
+}
 
 // ---- the table -------------------------------------------------------------------------------------------
 
 struct ParameterTable {
+    ModelShape shape;
     Layout layout;
     std::vector<Parameter> list;  // wte, wpe, each block's, the final layer norm's two; wte's copy
     std::vector<Bucket> buckets;
@@ -128,46 +117,43 @@ struct ParameterTable {
     int bucket_ids = 0;   // buckets in the whole model
     int wte = -1, wpe = -1, blocks = -1, lnf = -1;  // index of the first of each in `list`; -1: not here
 
-    // add_tensors() adds the tensors of one bucket
-    template <class Add>
-    void add_bucket(bool is_mine, Add add_tensors) {
+    // on other stages, it and its tensors are only counted
+    void add_bucket(bool is_mine, const std::vector<TensorRow>& rows) {
         if (is_mine) buckets.push_back({elements, 0, bucket_ids});
         bucket_ids++;
-        adding = is_mine;
-        add_tensors();
+        for (const TensorRow& row : rows) add_tensor(is_mine, row);
         if (!is_mine) return;
         long unit = 128L * layout.optimizer_shards;
         buckets.back().elements = (elements - buckets.back().offset + unit - 1) / unit * unit;
         elements = buckets.back().offset + buckets.back().elements;
     }
 
-    // std: of the initial normal distribution; rows: size of dimension 0 with padding, 0: no padding
-    void add_tensor(const std::string& name, Dims shape, int split, Init init, double std, long rows = 0) {
-        if (!rows) rows = shape[0];
-        count += Parameter::product(shape) / shape[0] * rows;
+    void add_tensor(bool is_mine, const TensorRow& row) {
+        long rows = row.rows ? row.rows : row.shape[0];
+        long size = Parameter::product(row.shape) / row.shape[0] * rows;  // with padding
+        count += size;
         int id = tensors++;
-        if (!adding) return;
+        if (!is_mine) return;
 
-        bool is_matrix = init == Init::Normal || init == Init::Residual;
+        bool is_split = row.split >= 0, is_matrix = row.init == Init::Normal || row.init == Init::Residual;
+        double normal = std::sqrt(1.0 / (3.0 * shape.C)), residual = normal / std::sqrt(2.0 * shape.L);
         Parameter p = {};
-        p.name = name;
-        p.shape = p.count = shape;
-        p.start = Dims(shape.size(), 0);
-        p.split = split >= 0;
+        p.name = row.name;
+        p.shape = p.count = row.shape;
+        p.start = std::vector<long>(row.shape.size(), 0);
+        p.split = is_split;
         p.decay = is_matrix;
-        p.init_std = is_matrix ? std : 0;
-        p.constant = init == Init::One;
+        p.init_std = !is_matrix ? 0 : row.init == Init::Residual ? residual : normal;
+        p.constant = row.init == Init::One;
         p.global_id = id;
-        p.size = Parameter::product(shape) / shape[0] * rows / (split >= 0 ? layout.t : 1);
-        if (split >= 0) {
-            long part = (split == 0 ? rows : shape[split]) / layout.t, begin = part * layout.tensor;
-            p.start[split] = std::min(begin, shape[split]);
-            p.count[split] = std::min(begin + part, shape[split]) - p.start[split];
+        p.size = size / (is_split ? layout.t : 1);
+        // equal shards of the padded tensor: the last ones may hold fewer real rows, or none
+        if (is_split) {
+            long whole = row.shape[row.split], part = (row.split == 0 ? rows : whole) / layout.t;
+            long begin = part * layout.tensor;
+            p.start[row.split] = std::min(begin, whole);
+            p.count[row.split] = std::min(begin + part, whole) - p.start[row.split];
         }
-        append(p);
-    }
-
-    void append(Parameter p) {
         p.offset = elements;
         p.bucket = (int)buckets.size() - 1;
         list.push_back(p);
@@ -178,53 +164,38 @@ struct ParameterTable {
     const Parameter& block(int layer, BlockTensor tensor) const {
         return list[blocks + layer * block_tensors + tensor];
     }
-
-private:
-    bool adding = true;
 };
 
 inline ParameterTable parameter_table(const ModelShape& shape, Layout layout = {}) {
     ParameterTable table;
+    table.shape = shape;
     table.layout = layout;
     long C = shape.C;
-    double normal = std::sqrt(1.0 / (3.0 * shape.C)), residual = normal / std::sqrt(2.0 * shape.L);
     bool first = layout.stage == 0, last = layout.stage == layout.p - 1;
     int layers = layout.chunk_layers(shape.L);
-
-    Parameter wte;
     auto next = [&] { return (int)table.list.size(); };
+
+    std::vector<TensorRow> wte = {{"wte.weight", {shape.V, C}, 0, Init::Normal, shape.Vp}};
     if (first) table.wte = next();
-    table.add_bucket(true, [&] {
-        table.add_tensor("wte.weight", {shape.V, C}, 0, Init::Normal, normal, shape.Vp);
-        wte = table.list[0];
-    });
-    if (!first) {
-        table.list.clear();
-        table.buckets.clear();
-        table.elements = 0;
-    }
+    table.add_bucket(first, wte);
     if (first) table.wpe = next();
-    table.add_bucket(first, [&] { table.add_tensor("wpe.weight", {shape.T, C}, -1, Init::Normal, normal); });
+    table.add_bucket(first, {{"wpe.weight", {shape.T, C}, -1, Init::Normal}});
 
     table.blocks = next();
     for (int l = 0; l < shape.L; l++)
-        table.add_bucket(l / layers % layout.p == layout.stage, [&] {
-            for (auto& row : block_rows)
-                table.add_tensor("h." + std::to_string(l) + "." + row.name, row.shape(shape), row.split,
-                                 row.init, row.init == Init::Residual ? residual : normal);
-        });
+        table.add_bucket(l / layers % layout.p == layout.stage, block_rows(shape, l));
 
     if (last) table.lnf = next();
-    table.add_bucket(last, [&] {
-        table.add_tensor("ln_f.weight", {C}, -1, Init::One, 0);
-        table.add_tensor("ln_f.bias", {C}, -1, Init::Zero, 0);
-    });
+    table.add_bucket(last, {{"ln_f.weight", {C}, -1, Init::One}, {"ln_f.bias", {C}, -1, Init::Zero}});
 
+    // the last stage's copy of wte: counted on the first stage, and the same tensor and bucket as there
     if (last && !first) {
-        wte.is_copy = true;
         table.wte = next();
-        table.add_bucket(true, [&] { table.append(wte); });
-        table.buckets.back().global_id = 0;  // the same bucket as on the first stage
+        table.add_bucket(true, wte);
+        table.list.back().is_copy = true;
+        table.list.back().global_id = table.buckets.back().global_id = 0;
+        table.count -= shape.Vp * C;
+        table.tensors--;
         table.bucket_ids--;
     }
     return table;

@@ -177,7 +177,7 @@ inline void copy_tokens(Model& model, const MicroBatch& mb) {
     bool reads_tokens = model.is_first_chunk(mb.chunk) || model.is_last_chunk(mb.chunk);
     if (!reads_tokens) return;
     const int* tokens = model.host_tokens[model.token_buffer] + (long)mb.index * model.token_ints();
-    compute(UploadValues{"tokens", mb.kept.tokens, tokens, model.token_ints()}, model.stream);
+    compute(UploadValues{"tokens", mb.in_flight.tokens, tokens, model.token_ints()}, model.stream);
 }
 
 // ---- forward ---------------------------------------------------------------------------------------------
@@ -193,20 +193,21 @@ inline void await_lm_head(Model& model) {
     model.await_parameter(model.table.list[model.table.lnf]);
 }
 
-// The chunk's input, or in the first chunk the tokens -> kept.y. attention(a, w): steps 1 to 3 of a block, in
-// inference others; its parameters have arrived. positions: of the tokens; nullptr: 0 to T - 1 in a sequence
+// The chunk's input, or in the first chunk the tokens -> in_flight.y. attention(a, w): steps 1 to 3 of a
+// block, in inference others; its parameters have arrived. positions: of the tokens; nullptr: 0 to T - 1 in a
+// sequence
 template <class Attention>
 void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx, const int* positions,
                     Attention attention) {
     int n = model.chunk_layers();
     floatX* x = mb.input.x;
 
-    await_sent(model, mb.kept.y);
+    await_sent(model, mb.in_flight.y);  // by the micro-batch that had this slot before
     if (model.is_first_chunk(mb.chunk)) {
         for (int embedding : {model.table.wte, model.table.wpe})
             model.await_parameter(model.table.list[embedding]);
-        embed_forward(x, mb.kept.tokens, model.weight(model.table.wte), model.weight(model.table.wpe), ctx,
-                      mb.batch, positions);
+        embed_forward(x, mb.in_flight.tokens, model.weight(model.table.wte), model.weight(model.table.wpe),
+                      ctx, mb.batch, positions);
     }
 
     for (int l = 0; l < n; l++) {
@@ -218,7 +219,7 @@ void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx,
 
         attention(a, w);
         after_attention_forward(a, w, ctx, mb.batch);
-        down_forward(l + 1 < n ? mb.kept.blocks[l + 1].x : mb.kept.y.x, a, w, ctx, mb.batch);
+        down_forward(l + 1 < n ? mb.in_flight.blocks[l + 1].x : mb.in_flight.y.x, a, w, ctx, mb.batch);
     }
     current_place.layer = -1;
 }
@@ -236,7 +237,7 @@ inline void forward(Model& model, const MicroBatch& mb, real dloss) {
     if (!model.is_last_chunk(mb.chunk) || in_backward) return;
     await_lm_head(model);
     const floatX* const* w = model.lm_head_weights.data();
-    const floatX* rows = lm_head_rows(model.lm_head, mb.kept.y.x, w, ctx, mb.batch);
+    const floatX* rows = lm_head_rows(model.lm_head, mb.in_flight.y.x, w, ctx, mb.batch);
     lm_head_forward(model.lm_head, mb, rows, mb.batch.rows(), dloss, w, ctx, [](int, int) {});
 }
 
@@ -269,17 +270,17 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     const ParameterTable& table = model.table;
     int n = model.chunk_layers();
     LayerContext ctx = model.context(mb.index > 0);
-    floatX* dx = mb.dx_buffer->x;
+    floatX* d_residual = mb.dx_buffer->x;
 
     auto begin_reduction = [&](const Parameter& p) {  // all gradients of p's bucket are complete
         if (mb.is_last_micro_batch) reduce_bucket(model, p.bucket);
     };
 
-    // dx is the gradient that the next chunk's stage sent or, in the last chunk, comes from the LM head
+    // the gradient that the next chunk's stage sent or, in the last chunk, the LM head's
     await_sent(model, *mb.dx_buffer);
     if (model.is_last_chunk(mb.chunk)) {
         await_lm_head(model);
-        lm_head_backward(dx, model.lm_head_gradients.data(), model.lm_head, mb, dloss,
+        lm_head_backward(d_residual, model.lm_head_gradients.data(), model.lm_head, mb, dloss,
                          model.lm_head_weights.data(), ctx);
         begin_reduction(table.list[table.lnf]);
         if (model.grid.p > 1) begin_reduction(table.list[table.wte]);
@@ -291,14 +292,16 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
         BlockActivations a = mb.block(l);
         const floatX* const* w = model.block_weights[layer].data();
 
+        // forward has kept a.x alone: the rest again, into what all blocks share
         if (model.setup.recompute == Recompute::Full) {
             block_attention(a, w, ctx, mb.batch);
             after_attention_forward(a, w, ctx, mb.batch);
         }
 
+        // d_residual: of the block's output, then of `mid`, then of its input
         real* const* gradients = model.block_gradients[layer].data();
-        mlp_backward(dx, gradients, a, w, ctx, mb.batch);
-        attention_backward(dx, gradients, a, w, ctx, mb.batch);
+        mlp_backward(d_residual, gradients, a, w, ctx, mb.batch);
+        attention_backward(d_residual, gradients, a, w, ctx, mb.batch);
         begin_reduction(table.block(layer, LN1_W));
     }
     current_place.layer = -1;
@@ -309,8 +312,8 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     long size = table.list[table.wte].size;
     // cleared, not set: the lookups' part reaches only the rows of tokens that occur
     if (mb.index == 0 && dwte != from_logits) compute(ClearValues{"dwte", dwte, size}, model.stream);
-    embed_backward(dwte, model.gradient(table.wpe), dx, mb.kept.tokens, mb.kept.sorted_rows,
-                   mb.kept.run_starts, ctx, mb.batch);
+    embed_backward(dwte, model.gradient(table.wpe), d_residual, mb.in_flight.tokens,
+                   mb.in_flight.sorted_rows, mb.in_flight.run_starts, ctx, mb.batch);
     if (mb.is_last_micro_batch && model.sums_wte_apart())
         compute(AddValues{.sum = dwte, .x = from_logits, .n = size}, model.stream);
     begin_reduction(table.list[table.wte]);

@@ -35,7 +35,7 @@ inline void embed_forward(floatX* x, const int* tokens, const floatX* wte, const
 }
 
 // adds to dwte; sets dwpe or, with ctx.accumulate, adds to it
-inline void embed_backward(real* dwte, real* dwpe, const floatX* dx, const int* tokens,
+inline void embed_backward(real* dwte, real* dwpe, const floatX* d_residual, const int* tokens,
                            const int* sorted_rows, const int* run_starts, const LayerContext& ctx,
                            BatchShape batch) {
     Stream s = ctx.stream;
@@ -43,10 +43,10 @@ inline void embed_backward(real* dwte, real* dwpe, const floatX* dx, const int* 
     VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
 
     int first_row = ctx.tp.sequence_parallel ? ctx.tp.group.rank * N_r : 0;  // of this rank, in the batch
-    compute(PositionBackward{.dwpe = dwpe, .dx = dx, .offset = first_row, .N = N_r, .T = batch.T, .C = C,
-                             .accumulate = ctx.accumulate}, s);
+    compute(PositionBackward{.dwpe = dwpe, .dx = d_residual, .offset = first_row, .N = N_r, .T = batch.T,
+                             .C = C, .accumulate = ctx.accumulate}, s);
     const floatX* rows =
-        gather_rows(ctx.tp, ctx.scratch.all_rows, dx, N, C, "gradient rows for the embedding", s);
+        gather_rows(ctx.tp, ctx.scratch.all_rows, d_residual, N, C, "gradient rows for the embedding", s);
     compute(EmbeddingBackward{.dwte = dwte, .tokens = tokens, .sorted_rows = sorted_rows,
                               .run_starts = run_starts, .dx = rows, .N = N, .C = C, .v = v}, s);
 }
@@ -97,7 +97,7 @@ inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int f
     VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
     const comm::Group& tp = ctx.tp.group;
     real* losses = a.losses + (long)mb.index * a.logit_rows + first;
-    const int* targets = mb.kept.targets + first;
+    const int* targets = mb.in_flight.targets + first;
     bool want_gradient = dloss != 0;
 
     // largest and exp_sums: for several ranks, and where a row does not fit in shared memory
@@ -127,13 +127,14 @@ inline void lm_head_forward(const LmHeadActivations& a, const MicroBatch& mb, co
     }
 }
 
-// dx (N_r, C) becomes the gradient of x; g is set or, with ctx.accumulate, added to. The logits already hold
-// their gradient, unless a.loss_in_backward
-inline void lm_head_backward(floatX* dx, real* const* g, const LmHeadActivations& a, const MicroBatch& mb,
-                             real dloss, const floatX* const* w, const LayerContext& ctx) {
+// d_residual (N_r, C) becomes the gradient of x; g is set or, with ctx.accumulate, added to. The logits
+// already hold their gradient, unless a.loss_in_backward
+inline void lm_head_backward(floatX* d_residual, real* const* g, const LmHeadActivations& a,
+                             const MicroBatch& mb, real dloss, const floatX* const* w,
+                             const LayerContext& ctx) {
     Stream s = ctx.stream;
     const Scratch& scratch = ctx.scratch;
-    const floatX *x = mb.kept.y.x, *rows = a.input_rows ? a.input_rows : a.ln;
+    const floatX *x = mb.in_flight.y.x, *rows = a.input_rows ? a.input_rows : a.ln;
     int N = mb.batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C, Vp_r = ctx.shape.Vp / ctx.tp.group.size;
 
     if (a.loss_in_backward) {
@@ -158,8 +159,8 @@ inline void lm_head_backward(floatX* dx, real* const* g, const LmHeadActivations
 
     const floatX* dln =
         reduce_rows(ctx.tp, scratch.reduced, scratch.unreduced, N, C, "sum of the logits' gradient", s);
-    compute(ClearValues{"dx", dx, (long)N_r * C}, s);  // LayerNormBackward adds to it
-    compute(LayerNormBackward{.dx = dx, .dw = g[LNF_W], .db = g[LNF_B], .dy = dln, .x = x,
+    compute(ClearValues{"dx", d_residual, (long)N_r * C}, s);  // LayerNormBackward adds to it
+    compute(LayerNormBackward{.dx = d_residual, .dw = g[LNF_W], .db = g[LNF_B], .dy = dln, .x = x,
                               .w = w[LNF_W], .stats = a.stats, .column_scratch = scratch.columns, .N = N_r,
                               .C = C, .accumulate = ctx.accumulate}, s);
 }

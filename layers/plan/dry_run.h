@@ -1,7 +1,7 @@
 // dry_run.h   a step with nothing executed: what it would send, compute and move, and how long that takes
 //   For one rank of a stage, the code that trains is called on a Model that has only measured its memory
 //   (run/allocate.h): forward() and backward() of a micro-batch, a message, the update. Each operation and
-//   call declares what it does (base/operation.h), and this file adds it up. The schedule says how often each
+//   call declares what it does (base/activity.h), and this file adds it up. The schedule says how often each
 //   happens; simulate.h plays it.
 #pragma once
 #include <map>

@@ -106,29 +106,29 @@ inline void place(Arena& arena, LmHeadActivations& a, const Model& model) {
 }
 
 // of one micro-batch in one chunk of layers
-inline void place(Arena& arena, InFlight& kept, Model& model) {
+inline void place(Arena& arena, InFlight& in_flight, Model& model) {
     const Setup& setup = model.setup;
     long N = model.max_rows(), size = row_capacity(model) * model.shape.C;
-    kept.blocks.assign(model.chunk_layers(), model.shared_activations);
+    in_flight.blocks.assign(model.chunk_layers(), model.shared_activations);
     BlockActivations& first = model.in_flight[0].blocks[0];
-    for (BlockActivations& block : kept.blocks) {
+    for (BlockActivations& block : in_flight.blocks) {
         if (!setup.training && &block != &first) {  // all blocks share one
             block = first;
             if (setup.inference_cache) block.qkv = arena.take_x(3 * N * model.shape.C / model.grid.t);
         } else if (setup.recompute != Recompute::Full) {
             place(arena, block, model);
         }
-        block.x = &block != &kept.blocks[0] ? arena.take_x(size) : nullptr;
+        block.x = &block != &in_flight.blocks[0] ? arena.take_x(size) : nullptr;
     }
 
-    kept.y.x = arena.take_x(size);
+    in_flight.y.x = arena.take_x(size);
     if (model.loads_tokens()) {
-        kept.tokens = arena.take<int>(model.token_ints());
-        kept.targets = kept.tokens + N;
-        kept.sorted_rows = kept.targets + N;
-        kept.run_starts = kept.sorted_rows + N;
+        in_flight.tokens = arena.take<int>(model.token_ints());
+        in_flight.targets = in_flight.tokens + N;
+        in_flight.sorted_rows = in_flight.targets + N;
+        in_flight.run_starts = in_flight.sorted_rows + N;
     }
-    if (setup.packs) kept.segment_arrays = arena.take<int>(packed_ints * N);
+    if (setup.packs) in_flight.segment_arrays = arena.take<int>(packed_ints * N);
 }
 
 inline void place_activations(Arena& arena, Model& model) {
@@ -139,7 +139,7 @@ inline void place_activations(Arena& arena, Model& model) {
     model.shared_activations.shares_outputs = !full && (setup.recompute == Recompute::Light || setup.fp8);
     if (model.shared_activations.shares_outputs) place_shareable(arena, model.shared_activations, model);
 
-    for (InFlight& kept : model.in_flight) place(arena, kept, model);
+    for (InFlight& in_flight : model.in_flight) place(arena, in_flight, model);
     long size = row_capacity(model) * model.shape.C;
     for (auto* buffers : {&model.inputs, &model.dx_buffers})
         for (Buffer& buffer : *buffers) buffer.x = arena.take_x(size);

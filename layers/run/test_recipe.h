@@ -85,9 +85,8 @@ void test_recipe() {
     check(draws.ends_with("books3                     0.0769          500          200      0.40\n"
                           "b                          0.9231     not here         2400         -\n"),
           "what 26 samples draw:\n" + draws);
-    for (const char* name : {"sequence-parallel", "recompute", "attention", "loss-on", "graph", "on-spike",
-                             "fp8", "fp8-lm-head", "other-data", "moments", "long-continuations",
-                             "master-weights"})
+    for (const char* name : {"recompute", "attention", "loss-on", "on-spike", "other-data", "moments",
+                             "long-continuations"})
         refuses((text("--%s nonsense: expected ", name)).c_str(),
                 [&] { check_words(options_of({text("--%s", name), "nonsense"})); });
     for (auto& option : option_table)
