@@ -113,6 +113,11 @@ struct Vocabulary {
     int byte_token[256];
     std::vector<std::pair<uint64_t, uint32_t>> merges;  // hash table: (left << 32 | right) + 1 -> merged
     int size() const { return (int)tokens.size(); }
+    size_t longest_token() const {  // in bytes
+        size_t most = 0;
+        for (auto& token : tokens) most = std::max(most, token.size());
+        return most;
+    }
 
     // what token files call it: "bytes", or "bpe 0123abcd" with a checksum, which tells vocabularies of one
     // size apart

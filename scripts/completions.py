@@ -80,10 +80,10 @@ def request_of(body):
     }
     request["top_k"] = max(0, request["top_k"])  # -1: all
 
-    for name, most in (("logprobs", 20), ("seed", 2**53)):
+    for name, most in (("logprobs", 20), ("seed", 9 * 10**15 - 1)):
         if body.get(name) is not None and body[name] is not False:
             request[name] = number_of(body, name, 0, 0, most, int)
-    prompts = prompts_of(body.get("prompt", END_OF_TEXT))
+    prompts = prompts_of(END_OF_TEXT if body.get("prompt") is None else body["prompt"])
     if len(prompts) * request["samples"] > MOST_TEXTS:
         raise Refused(f"prompt: asks for more than {MOST_TEXTS} texts at once")
     return request, prompts
@@ -128,6 +128,8 @@ class Choice:
         if "prompt" not in said:
             return
         data = [bytes.fromhex(one) for one in said["bytes"]]
+        end = END_OF_TEXT.encode()  # shown in a prompt; what is generated ends there
+        data = [end if t == self.end_of_text else piece for t, piece in zip(said["prompt"], data)]
         if "logprobs" in said:
             self.take_tokens(said["prompt"], data, said["logprobs"], said["top"])
         else:

@@ -105,22 +105,29 @@ class Engine:
         if cancel:
             self.send({"cancel": number})
 
-    def echo(self, prompt):
-        """The tokens of a prompt, and the bytes of each."""
-        number, lines = self.ask({"prompt": prompt, "tokens": 0, "echo": True})
+    def echo(self, prompts):
+        """For each prompt its tokens, and the bytes of each."""
+        asked, out = [], []
         try:
-            said = lines.get()
-            if "error" in said:
-                raise Refused(said["error"], said.get("status", 400))
-            return said["prompt"], [bytes.fromhex(one) for one in said["bytes"]]
+            for prompt in prompts:  # all before the first answer: the engine may answer in the same turn
+                asked.append(self.ask({"prompt": prompt, "tokens": 0, "echo": True}))
+            for _, lines in asked:
+                said = lines.get()
+                if "error" in said:
+                    raise Refused(said["error"], said.get("status", 400))
+                out.append((said["prompt"], [bytes.fromhex(one) for one in said["bytes"]]))
+            return out
         finally:
-            self.done(number)
+            for number, _ in asked:
+                self.done(number)
 
     def tokenize(self, text):
         """Pieces as END_OF_TEXT parts them, each as the model's vocabulary has it."""
+        pieces = text.split(END_OF_TEXT)
+        echoed = iter(self.echo([piece for piece in pieces if piece]))
         out = []
-        for i, piece in enumerate(text.split(END_OF_TEXT)):
-            out += [self.info["end_of_text"]] * (i > 0) + (self.echo(piece)[0] if piece else [])
+        for i, piece in enumerate(pieces):
+            out += [self.info["end_of_text"]] * (i > 0) + (next(echoed)[0] if piece else [])
         return out
 
 
@@ -129,6 +136,7 @@ class Engine:
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 1024  # connections that wait to be accepted; more are reset
 
     def handle_error(self, request, client_address):
         if not isinstance(sys.exc_info()[1], ConnectionError):  # a client that has gone
@@ -143,7 +151,8 @@ class Server(ThreadingHTTPServer):
 
     def name_of(self, token):
         if token not in self.names:
-            self.names[token] = shown(token, self.engine.echo([token])[1][0], self.engine.info["end_of_text"])
+            data = self.engine.echo([[token]])[0][1][0]
+            self.names[token] = shown(token, data, self.engine.info["end_of_text"])
         return self.names[token]
 
 
@@ -151,9 +160,12 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "train_gpt"
     timeout = 60  # seconds in which a client must send or take something
+    disable_nagle_algorithm = True  # headers and body are sent apart
 
     def log_message(self, form, *values):
-        sys.stderr.write(f"{self.address_string()} {form % values}\n")
+        line = f"{self.address_string()} {form % values}"
+        shown = re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda m: f"\\x{ord(m[0]):02x}", line)
+        sys.stderr.write(f"{shown}\n")  # a client's words do not steer a terminal
 
     def answer(self, content, status=200):
         data = json.dumps(content).encode()
@@ -161,7 +173,17 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        for at in range(0, len(data), 1 << 16):  # `timeout` is for each piece, not for all
+            self.wfile.write(data[at : at + (1 << 16)])
+
+    def drain(self):
+        """Reads a body that is not wanted: a client that still writes would see no answer."""
+        self.close_connection = True
+        length = self.headers.get("Content-Length", "")
+        known = length.isascii() and length.isdigit() and len(length) < 19
+        left = min(int(length), 16 * LONGEST_BODY) if known else 0
+        while left > 0 and (read := self.rfile.read(min(left, 1 << 20))):
+            left -= len(read)
 
     def handled(self, work):
         try:
@@ -172,7 +194,7 @@ class Handler(BaseHTTPRequestHandler):
             for name, value in asked.items():
                 host = re.sub(r":\d+$", "", value.lower()).strip("[]")
                 if self.server.server_address[0] in local and host not in local:
-                    self.close_connection = True  # what follows on it is not read
+                    self.drain()
                     raise Refused(f"{name}: {value}: this server only serves this machine", 403)
             work()
         except Refused as e:
@@ -220,10 +242,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             raise Refused("missing Content-Length", 411)
         if int(length) > LONGEST_BODY:
-            self.close_connection = True
-            left = min(int(length), 16 * LONGEST_BODY)  # or a client that still writes sees no answer
-            while left > 0 and (read := self.rfile.read(min(left, 1 << 20))):
-                left -= len(read)
+            self.drain()
             raise Refused(f"the request has {length} bytes, at most {LONGEST_BODY} are taken", 413)
         try:
             out = json.loads(self.rfile.read(int(length)))
@@ -249,7 +268,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.page == "/detokenize":
             if not is_tokens(body.get("tokens")):
                 raise Refused("tokens: expected a list of tokens")
-            tokens, pieces = engine.echo(body["tokens"]) if body["tokens"] else ([], [])
+            tokens, pieces = engine.echo([body["tokens"]])[0] if body["tokens"] else ([], [])
             end_of_text = engine.info["end_of_text"]
             data = [END_OF_TEXT.encode() if t == end_of_text else piece for t, piece in zip(tokens, pieces)]
             return self.answer({"prompt": b"".join(data).decode(errors="replace")})
@@ -371,7 +390,11 @@ def main():
     parser.add_argument("--port", type=int, default=8000, help="0: any free port")
     parser.add_argument("--batch", type=int, default=8, help="texts that are generated at once")
     built = shlex.quote(str(Path(__file__).resolve().parent.parent / "train_gpt"))
-    parser.add_argument("--program", default=built, help="train_gpt with its own options, or under mpirun")
+    parser.add_argument(
+        "--program",
+        default=built,
+        help="train_gpt with options of its own, or under mpirun; how tokens are drawn, each request says",
+    )
     parser.add_argument("--tokenizer", help="bytes or PATH/vocab.bpe, where the checkpoint has none")
     options = parser.parse_args()
     if not 0 <= options.port <= 65535:

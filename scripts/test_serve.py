@@ -8,6 +8,7 @@ passed, N failed`.
 
 import concurrent.futures
 import http.client
+import itertools
 import json
 import os
 import random
@@ -16,8 +17,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 
-from over_ranks import check, environment, finish, json_lines, make_tokens, start
+from over_ranks import check, environment, finish, json_lines, limited, make_tokens, start
 
 BUILD = os.path.abspath(sys.argv[1])
 SERVE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "serve.py")
@@ -219,6 +221,17 @@ def test_texts(work):
         with concurrent.futures.ThreadPoolExecutor(10) as pool:
             together = list(pool.map(lambda body: server.text(**body), many))
         check(alone == together, "texts are the same alone and among others")
+        with concurrent.futures.ThreadPoolExecutor(100) as pool:  # a connection that is reset raises
+            count = lambda i: server.ask({"prompt": "a" * i}, "/tokenize")[1]["count"]  # noqa: E731
+            check(list(pool.map(count, range(100))) == list(range(100)), "a hundred clients at once")
+
+        whole = "ab<|endoftext|>cd"
+        for logprobs in (None, 2):
+            body = {"prompt": whole, "echo": True, "max_tokens": 3, "temperature": 0, "logprobs": logprobs}
+            text, plain_text = server.text(**body), server.text(**{**body, "echo": False})
+            check(text == whole + plain_text, f"echo: {text!r}, not {whole!r} and {plain_text!r}")
+        empty = server.text(prompt=None, max_tokens=5, temperature=0)
+        check(empty == server.text(prompt="<|endoftext|>", max_tokens=5, temperature=0), "no prompt")
 
         for path, body, answer in (
             ("/tokenize", {"prompt": "a<|endoftext|>é"}, {"tokens": [97, 256, 195, 169]}),
@@ -233,6 +246,51 @@ def test_texts(work):
             check(server.ask(None, page, "GET")[1]["id"] == "model", f"one model: {page}")
 
 
+def test_lines(work):
+    """Requests as lines, all there before the first answer (layers/inference/serve.h)."""
+    text = {"id": 1, "prompt": "ab", "tokens": 40, "temperature": 0}
+    score = {"prompt": "ab cd ab", "tokens": 0, "echo": True, "logprobs": 1}
+    lines = [text, *({**score, "id": i} for i in range(2, 22))]
+    for wrong in ({"echo": 1}, {"logprobs": 1 << 32}, {"logprobs": -1}):
+        lines.append({**text, "id": 30, **wrong})
+    words = ["--resume", f"{work}/model", "--generate", "-.jsonl", "--batch", "2"]
+    with open(f"{work}/lines.jsonl", "w") as f:
+        f.writelines(json.dumps(line) + "\n" for line in lines)
+    with open(f"{work}/lines.jsonl") as f:
+        done = limited([f"{BUILD}/train_gpt", *words], 60, env=environment, stdin=f)
+    said = [json.loads(line) for line in done.stdout.splitlines()[1:]]
+    check(sum("error" in line for line in said) == 3, "what is no echo, and no number of logprobs")
+
+    # a text goes on while others are scored: between two of its tokens, at most one for each other place
+    kinds = ["token" if "token" in line else "prompt" for line in said if {"token", "prompt"} & line.keys()]
+    last = len(kinds) - kinds[::-1].index("token")
+    check(kinds.count("token") == 40 and kinds.count("prompt") == 20, "all are answered")
+    check(kinds[:last].count("prompt") == 20, "they are scored while it is drawn")
+    longest = max(len(list(run)) for kind, run in itertools.groupby(kinds[:last]) if kind == "prompt")
+    check(longest <= 2, f"{longest} prompts scored between two tokens")
+
+
+def test_standard_input(work):
+    """A prompt of any bytes, which may come later than --comm-timeout; a disk that fills up keeps answers."""
+    words = ["--tensor-parallel", "2", "--comm-timeout", "2", "--resume", f"{work}/model", "--generate", "-"]
+    process = subprocess.Popen(
+        ["mpirun", "-n", "2", f"{BUILD}/train_gpt", *words, "--sample-tokens", "5"],
+        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    time.sleep(4)
+    out, error = process.communicate(b"ab\0cd", timeout=60)
+    check(process.returncode == 0 and out.startswith(b"ab\0cd"), f"{out} {error[-300:]}")
+
+    with open(f"{work}/many.jsonl", "w") as f:
+        f.writelines(json.dumps({"prompt": "ab" * 50, "tokens": 1}) + "\n" for _ in range(2000))
+    words = ["--resume", f"{work}/model", "--generate", f"{work}/many.jsonl", "--results", f"{work}/out"]
+    limit = f"trap '' XFSZ; ulimit -f 100; exec {BUILD}/train_gpt " + " ".join(words)
+    done = limited(["bash", "-c", limit], 120, env=environment)
+    check(done.returncode == 1 and "out.partial: has what came so far" in done.stderr, done.stderr[-300:])
+    with open(f"{work}/out.partial", "rb") as f:
+        check(f.read().count(b"\n") > 100, "answers before the disk was full")
+
+
 def test_refused(work):
     with Served(work) as server:
         for body, status, says in (
@@ -244,7 +302,10 @@ def test_refused(work):
             ({"prompt": [1, "a"]}, 400, "prompt: expected a string"),
             ({"prompt": [1, 257]}, 400, "has token 257: the vocabulary has 0 to 256"),
             ({"prompt": [-1]}, 400, "has token -1"),
-            ({"prompt": "a" * 301}, 400, "has 301 tokens, the model takes 300"),
+            ({"prompt": "a" * 301}, 400, "has 301 bytes, the model takes 300 tokens"),
+            ({"prompt": [97] * 301}, 400, "has 301 tokens, the model takes 300"),
+            ({"prompt": "a" * 301, "max_tokens": 0, "n": 2}, 400, "has 301 bytes, the model takes 300"),
+            ({"prompt": "a", "seed": 9 * 10**15}, 400, "seed: has 9000000000000000"),
             ({"prompt": "a", "max_tokens": -1}, 400, "max_tokens: has -1"),
             ({"prompt": "a", "max_tokens": True}, 400, "max_tokens: has true"),
             ({"prompt": "a", "max_tokens": 1.5}, 400, "expected a whole number"),
@@ -272,6 +333,7 @@ def test_refused(work):
         )
         check(server.ask(b" " * (17 << 20))[0] == 413, "a long body is answered")
         check(server.ask({"prompt": "a"}, Host="evil.example")[0] == 403, "another Host is refused")
+        check(server.ask(b" " * (8 << 20), Host="evil.example")[0] == 403, "… and reads the answer")
         for origin, status in (("https://evil.example", 403), ("null", 403), ("http://localhost:3000", 200)):
             got = server.ask({"prompt": "a"}, Origin=origin)[0]
             check(got == status, f"a page of {origin}: {got}, expected {status}")
@@ -314,7 +376,8 @@ def test_gone(work):
 def main():
     with tempfile.TemporaryDirectory() as work:
         make_model(work)
-        for test in (test_scores, test_large, test_harness, test_texts, test_refused, test_gone):
+        tests = [test_scores, test_large, test_harness, test_texts, test_lines, test_standard_input]
+        for test in (*tests, test_refused, test_gone):
             print("==", test.__name__[5:], flush=True)
             test(work)
     finish()

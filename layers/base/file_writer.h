@@ -49,6 +49,7 @@ struct FileWriter {
     std::string path, partial;
     int fd = -1;
     size_t written = 0;
+    bool keeps_partial = false;  // where it is not finished
 
     explicit FileWriter(const std::string& path) : path(path), partial(path + ".partial") {
         struct stat info;
@@ -67,10 +68,11 @@ struct FileWriter {
 
     FileWriter(FileWriter&& o) noexcept
         : path(std::move(o.path)), partial(std::move(o.partial)), fd(std::exchange(o.fd, -1)),
-          written(o.written) {}
-    ~FileWriter() {  // not finished: leaves nothing behind
+          written(o.written), keeps_partial(o.keeps_partial) {}
+    ~FileWriter() {  // not finished: leaves nothing behind, unless what there is is worth having
         if (fd < 0) return;
-        unlink(partial.c_str());  // while it is locked
+        if (keeps_partial && written > 0) fprintf(stderr, "%s: has what came so far\n", partial.c_str());
+        else unlink(partial.c_str());  // while it is locked
         close(fd);
     }
 

@@ -171,7 +171,7 @@ int print_sample(const Run& run, Model& model, const std::string& prompt, uint64
     if (run.is_rank0() && (int)tokens.size() > model.shape.T)
         fprintf(stderr, "note: the prompt has %zu tokens, the model reads %d: only its end counts\n",
                 tokens.size(), model.shape.T);
-    if (run.is_rank0()) printf("%s", prompt.c_str());
+    if (run.is_rank0()) fwrite(prompt.data(), 1, prompt.size(), stdout);
     generate(model, {{tokens, o.sample_tokens, how}}, 1, [&](size_t, int token) {
         count++;
         if (token == vocabulary.end_of_text) return false;
@@ -195,15 +195,30 @@ static void print_timed(const Run& run, Model& model, const std::string& prompt,
     if (run.is_rank0()) fprintf(stderr, "%d tokens, %.1f tokens/s\n", count, count / took);
 }
 
+// All of rank 0's standard input, on every rank. However long it takes, no rank waits in one call for longer
+// than a part of --comm-timeout
+static std::string read_standard_input(const Run& run) {
+    std::string all;
+    int64_t has_ended = 0;
+    while (!has_ended) {
+        pollfd in = {STDIN_FILENO, POLLIN, 0};
+        if (run.is_rank0() && poll(&in, 1, (int)(1000 * std::min(1.0, comm::timeout / 4))) > 0) {
+            char part[65536];
+            ssize_t n = read(STDIN_FILENO, part, sizeof part);
+            if (n > 0) all.append(part, (size_t)n);
+            has_ended = n == 0 || (n < 0 && errno != EINTR);
+        }
+        has_ended = comm::gather_numbers(comm::everyone(), {has_ended}, "standard input")[0];
+    }
+    return share_text(all);
+}
+
 void generate_text(const Run& run, Model& model) {
     const std::string& given = run.options.generate;
     if (run.options.serves()) return PromptServer(run, model).serve();
     if (given != "-") return print_timed(run, model, given, 0);
-    if (run.grid.world.size > 1 || !isatty(STDIN_FILENO)) {
-        std::string text;
-        if (run.is_rank0()) text.assign(std::istreambuf_iterator<char>(std::cin), {});
-        return print_timed(run, model, share_text(text), 0);
-    }
+    if (run.grid.world.size > 1 || !isatty(STDIN_FILENO))
+        return print_timed(run, model, read_standard_input(run), 0);
     std::string line;
     for (uint64_t n = 0; fputs("> ", stderr), std::getline(std::cin, line); n++)
         print_timed(run, model, line, n << 32);
@@ -214,7 +229,7 @@ void answer_prompts(const Run& run, Model& model, const InferenceJobs& jobs) {
     const std::vector<Prompt>& prompts = jobs.prompts;
     const Options& o = run.options;
     std::optional<FileWriter> file;
-    if (run.is_rank0() && !o.results.empty()) file.emplace(o.results);
+    if (run.is_rank0() && !o.results.empty()) file.emplace(o.results).keeps_partial = true;
     size_t round = (size_t)o.batch * run.grid.d * 8, right = 0, with_answer = 0;
     Progress progress("answers", prompts.size());
 

@@ -135,8 +135,15 @@ inline std::vector<ServedText> parse_request(const Json& json, int64_t id, const
     std::optional<std::vector<int>> tokens;
     PromptLine line = parse_prompt(json, "a request", o, [&](const std::string& key, const Json& value) {
         if (key == "id") return true;
-        if (key == "echo") t.echo = value.text == "true";
-        else if (key == "logprobs") t.text.logprobs = (int)value.integer("\"logprobs\"");
+        if (key == "echo") {
+            if (value.kind != Json::Boolean) fail("\"echo\": expected true or false");
+            t.echo = value.text == "true";
+        } else if (key == "logprobs") {
+            int64_t count = value.integer("\"logprobs\"");
+            if (count < 0 || count > most_logprobs)
+                fail("\"logprobs\" %lld: must be from 0 to %d", (long long)count, most_logprobs);
+            t.text.logprobs = (int)count;
+        }
         else if (key == "prompt" && value.kind == Json::Array) {
             tokens.emplace();
             for (auto& item : value.items) {
@@ -151,15 +158,18 @@ inline std::vector<ServedText> parse_request(const Json& json, int64_t id, const
     });
 
     json.at("prompt", "a request");
-    if (t.text.logprobs > most_logprobs)
-        fail("\"logprobs\" %d: must be at most %d", t.text.logprobs, most_logprobs);
+    t.text.left = line.prompt.tokens;
+    // what is neither computed nor copied, as a text to be tokenized, may be of any length
+    bool is_limited = t.is_computed() || line.samples > 1;
+    if (is_limited && line.prompt.text.size() > (size_t)shape.T * v.longest_token())
+        fail("the prompt has %zu bytes, the model takes %d tokens: shorten it", line.prompt.text.size(),
+             shape.T);  // before it is tokenized, while others wait
 
     t.text.tokens = tokens ? *tokens : encode_text(v, line.prompt.text);
     if (t.text.tokens.empty()) t.text.tokens.push_back(v.end_of_text);
     t.text.seen.insert(t.text.tokens.begin(), t.text.tokens.end());
-    t.text.left = line.prompt.tokens;
 
-    if (t.is_computed() && (int)t.text.tokens.size() > shape.T)
+    if (is_limited && (int)t.text.tokens.size() > shape.T)
         fail("the prompt has %zu tokens, the model takes %d: shorten it", t.text.tokens.size(), shape.T);
     if (line.samples > most_samples) fail("\"samples\" %d: must be at most %d", line.samples, most_samples);
 
@@ -221,10 +231,11 @@ public:
     void serve() {
         print(text("{\"sequence\": %d, \"vocabulary\": %d, \"end_of_text\": %d}\n", model.shape.T, v.size(),
                    v.end_of_text));
+        double patience = std::min(1.0, comm::timeout / 4);  // in which the other ranks wait in a call
         for (;;) {
             bool idle = waiting.empty() && std::none_of(places.begin(), places.end(),
                                                         [](auto& p) { return p.has_value(); });
-            std::string lines = run.is_rank0() ? input.read(idle ? 1 : 0) : "";
+            std::string lines = run.is_rank0() ? input.read(idle ? patience : 0) : "";
             if (run.is_rank0() && input.ended && lines.empty() && idle) lines = "end";
             if (run.grid.world.size > 1) lines = share_text(lines);
             if (lines == "end") return;
@@ -273,9 +284,10 @@ private:
             }
     }
 
+    // one text for each free place, even if it only asks for scores: then the others go on
     void fill_places() {
         for (size_t i = 0; i < places.size(); i++)
-            while (!places[i] && !waiting.empty()) {
+            if (!places[i] && !waiting.empty()) {
                 ServedText& t = places[i].emplace(std::move(waiting.front()));
                 waiting.pop_front();
                 std::vector<Likelihood> scores;
