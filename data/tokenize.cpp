@@ -75,15 +75,20 @@ inline void refuse_what_is_no_text(std::string_view begin, const std::string& na
     struct { std::string_view magic; const char *is, *how; } known[] = {
         {"\x1f\x8b", "gzip", "gzip -dc FILE | ./tokenize … -"},
         {"\x28\xb5\x2f\xfd", "zstd", "zstd -dc FILE | ./tokenize … -"},
-        {"BZh", "bzip2", "bzip2 -dc FILE | ./tokenize … -"},
+        {"BZh?1AY&SY", "bzip2", "bzip2 -dc FILE | ./tokenize … -"},  // ?: any byte
         {"\xfd" "7zXZ", "xz", "xz -dc FILE | ./tokenize … -"},
         {"PK\x03\x04", "a ZIP archive", "unzip it first"},
         {"%PDF", "a PDF", "extract its text first: pdftotext FILE - | ./tokenize … -"},
         {"PAR1", "Parquet", "write its texts as JSON lines with \"text\" first"},
         {"\xff\xfe", "UTF-16", "iconv -f UTF-16 -t UTF-8 FILE | ./tokenize … -"},
         {"\xfe\xff", "UTF-16", "iconv -f UTF-16 -t UTF-8 FILE | ./tokenize … -"}};
+    auto has = [&](std::string_view magic) {
+        for (size_t i = 0; i < magic.size(); i++)
+            if (i >= begin.size() || (magic[i] != '?' && begin[i] != magic[i])) return false;
+        return true;
+    };
     for (auto& each : known)
-        if (begin.starts_with(each.magic))
+        if (has(each.magic))
             fail("%s: is %s, expected UTF-8 text: %s%s", name.c_str(), each.is, each.how,
                  name.find(".jsonl") != name.npos && strstr(each.how, "tokenize") ? " --format jsonl" : "");
     size_t zero = begin.find('\0');
@@ -287,7 +292,10 @@ struct Tokenizer {
     void finish() {
         if (bytes == 0 && documents == 1) fail("there is no text: the document is empty");
         if (documents == 0) fail("there are no documents: expected a line {\"text\": \"…\"} for each");
-        if (bytes == 0) fail("there is no text: %llu documents, all empty", (unsigned long long)documents);
+        uint64_t tokens = 0;
+        for (auto* w : {&train, &validation}) tokens += *w ? (*w)->count - (*w)->documents : 0;
+        if (tokens == 0)
+            fail("there is no text: %llu documents, all empty", (unsigned long long)documents);
         for (auto* w : {&train, &validation})
             if (*w && (*w)->count == 0 && documents == 1)
                 fail("--validation %g: one document cannot be in both files: leave the option out",
@@ -304,7 +312,7 @@ struct Tokenizer {
             auto& ranges = answers[w == &validation];
             const std::string& path = (*w)->file.path;
             if (!ranges.empty()) write_answers(path, (*w)->count, ranges);
-            else unlink(answers_path(path).c_str());  // left by an earlier run: of other tokens
+            else remove_answers(path);
         }
 
         if (vocabulary.kind != "bpe") return;
@@ -332,7 +340,8 @@ int decode(const Settings& a) {
         fail("%s: is in tokens of vocabulary %s, %s is %s: choose the one it was made with",
              a.decode.c_str(), file.vocabulary_name.c_str(), spec.c_str(), v.name().c_str());
 
-    refuse_overwriting({a.output}, {a.decode, spec});
+    std::string index = a.decode.ends_with(".bin") ? a.decode.substr(0, a.decode.size() - 4) + ".idx" : "";
+    refuse_overwriting({a.output}, {a.decode, spec, index});
     std::optional<FileWriter> out;
     if (!a.output.empty()) out.emplace(a.output);
     std::vector<int> tokens(1 << 20);
@@ -360,11 +369,17 @@ int tokenize(const Settings& a) {
     if (a.files.empty()) fail("missing FILE, or - for standard input (--help explains)");
 
     std::vector<std::string> inputs = a.files, outputs;
-    for (const char* ending : {".bin", ".train.bin", ".validation.bin", ".answers", ".vocab.bpe"})
+    for (const char* ending : {".bin", ".train.bin", ".validation.bin", ".answers", ".train.answers",
+                               ".validation.answers", ".vocab.bpe"})
         outputs.push_back(a.output + ending);
     refuse_overwriting(outputs, inputs);
 
     Vocabulary v = Vocabulary::open(a.vocabulary);
+    outputs.pop_back();
+    // onto itself, it would be the same bytes
+    bool copies = v.kind == "bpe" && WholeFile(a.vocabulary).text() == v.source;
+    if (!copies) outputs.push_back(a.output + ".vocab.bpe");
+    refuse_overwriting(outputs, {a.vocabulary == "bytes" ? "" : a.vocabulary});
     auto start = std::chrono::steady_clock::now();
     Tokenizer tokenizer(a, v);
     for (auto& path : a.files) {

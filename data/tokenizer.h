@@ -210,20 +210,38 @@ inline std::pair<std::string, std::string> read_merge(std::string_view line,
     return {half[0], half[1]};
 }
 
+// a vocabulary's tokens, as vocab.json and tokenizer.json write them
+inline std::vector<std::string> printed_tokens(const Vocabulary& v) {
+    PrintedBytes printed;
+    std::vector<std::string> out(v.size());
+    for (int t = 0; t < v.size(); t++)
+        for (unsigned char c : v.tokens[t]) append_utf8(out[t], printed.code[c]);
+    out[v.end_of_text] = "<|endoftext|>";
+    return out;
+}
+
 // The merges of a tokenizer.json, as Hugging Face's tokenizers write it, in the form of vocab.bpe. Refuses
 // one that would split texts otherwise than GPT-2 does
 inline std::string merges_of_json(const Json& all, const std::string& path) {
     const Json &model = all.at("model", path), &splits = all.at("pre_tokenizer", path);
-    auto expect = [&](const Json& of, const char* key, const char* wanted) {
+    // absent: what Hugging Face takes where the key is absent or null; nullptr: it must be there
+    auto expect = [&](const Json& of, const char* key, const char* wanted, const char* absent = nullptr) {
         const Json* value = of.find(key);
-        std::string is = value ? value->text : "none";
+        bool is_absent = !value || value->kind == Json::Null;
+        std::string is = is_absent ? (absent ? absent : "none")
+            : value->kind == Json::Object ? "an object" : value->text;
         if (is != wanted)
             fail("%s: has \"%s\" %s, expected %s: only tokenizers of GPT-2's kind are supported",
-                 path.c_str(), key, is.c_str(), wanted);
+                 path.c_str(), key, is.empty() ? "\"\"" : is.c_str(), *wanted ? wanted : "\"\"");
     };
+    expect(all, "normalizer", "none", "none");
     expect(model, "type", "BPE");
+    for (const char* key : {"byte_fallback", "fuse_unk", "ignore_merges"})
+        expect(model, key, "false", "false");
+    for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) expect(model, key, "", "");
     expect(splits, "type", "ByteLevel");
     expect(splits, "add_prefix_space", "false");
+    expect(splits, "use_regex", "true", "true");
     if (const Json* added = all.find("added_tokens"))
         for (auto& token : added->items) expect(token, "content", "<|endoftext|>");
 
@@ -235,12 +253,36 @@ inline std::string merges_of_json(const Json& all, const std::string& path) {
     return out;
 }
 
+// A tokenizer.json must number its tokens as GPT-2 does: bytes, merges in their order, the end of text. (A
+// trainer that is given special tokens numbers those first.)
+inline void check_numbers(const Json& all, const Vocabulary& v, const std::string& path) {
+    std::vector<std::string> ours = printed_tokens(v);
+    auto expect = [&](const std::string& token, int64_t number) {
+        std::string own = number >= 0 && number < v.size() ? ours[(size_t)number] : "";
+        if (own != token)
+            fail("%s: has token %lld \"%s\", GPT-2's order (bytes, merges, the end of text) has \"%s\": "
+                 "only tokenizers of GPT-2's kind are supported", path.c_str(), (long long)number,
+                 token.c_str(), own.c_str());
+    };
+    const Json& vocabulary = all.at("model", path).at("vocab", path);
+    for (auto& [token, number] : vocabulary.members) expect(token, number.integer(path));
+    if (const Json* added = all.find("added_tokens"))
+        for (auto& token : added->items) expect("<|endoftext|>", token.at("id", path).integer(path));
+
+    size_t with_end = vocabulary.members.size() + !vocabulary.find("<|endoftext|>");
+    if (with_end != (size_t)v.size())
+        fail("%s: has %zu tokens, but its merges make %d: only tokenizers of GPT-2's kind are supported",
+             path.c_str(), with_end, v.size());
+}
+
 inline Vocabulary Vocabulary::bpe(const std::string& path) {
     WholeFile file(path);
     Vocabulary v;
     v.kind = "bpe";
-    bool is_json = file.text().starts_with('{');
-    v.source = is_json ? merges_of_json(Json::parse(file.text(), path), path) : std::string(file.text());
+    Json json;
+    if (file.text().starts_with('{')) json = Json::parse(file.text(), path);
+    bool is_json = json.kind == Json::Object;
+    v.source = is_json ? merges_of_json(json, path) : std::string(file.text());
     PrintedBytes printed;
     std::unordered_map<uint32_t, int> byte_of;
     for (int b = 0; b < 256; b++) byte_of[printed.code[b]] = b;
@@ -279,6 +321,7 @@ inline Vocabulary Vocabulary::bpe(const std::string& path) {
     if (v.tokens.size() == 256) fail("%s: has no merges: expected GPT-2's vocab.bpe", path.c_str());
     v.end_of_text = v.size();
     v.tokens.push_back("");
+    if (is_json) check_numbers(json, v, path);
     return v;
 }
 

@@ -70,6 +70,17 @@ def test_extract(work):
     good = {
         "plain": response(page(text)),
         "chunked": response(chunked(page(text)), html + "Transfer-Encoding: chunked\r\n"),
+        "chunk sizes with zeros and blanks": response(
+            b"".join(b"0000000000%x \t;x\r\n%s\r\n" % (len(h), h) for h in halves) + b" 0\r\n\r\n",
+            html + "Transfer-Encoding: chunked\r\n",
+        ),
+        "chunks cut short": response(
+            chunked(page(text) + b"<!-- " + b"x" * 5000)[:-2000], html + "Transfer-Encoding: chunked\r\n"
+        ),
+        "a chunk without its size, cut short": response(
+            b"%x\r\n%s\r\nsize\r\n%s" % (len(page(text)), page(text), page(text)),
+            html + "Transfer-Encoding: chunked\r\n",
+        ),
         "declared chunked, and not": response(page(text), html + "Transfer-Encoding: chunked\r\n"),
         "gzip": encoded(gzip.compress(page(text)), "gzip"),
         "zlib": encoded(zlib.compress(page(text)), "deflate"),
@@ -98,6 +109,7 @@ def test_extract(work):
         got, counted = extracted(work, record(content))
         check(len(got) == 1 and got[0]["text"] == want, f"extract, {name}: {got}")
         cut = counted.get("pages whose encoded body is cut short", 0)
+        cut += counted.get("pages whose chunks are cut short", 0)
         check(cut == ("cut short" in name), f"extract, {name}: {cut} cut short")
         check(
             got and got[0]["meta"]["language"] == "en" and got[0]["meta"]["url"].startswith("http://a.b/"),
@@ -145,6 +157,13 @@ def test_extract(work):
         ),
         ("stray bytes", accents, begun(accents, head="<!--" + "-" * 70000 + "-->") + "é".encode()[:1], ""),
         ("windows-1258", accents, begun(accents, "cp1258") + b"<p>e", "; charset=windows-1258"),
+        (
+            "an unused byte",
+            "\x9d\x81 ",
+            begun("", "cp1252").replace(b"<p>", b"<p>\x9d\x81 ", 1),
+            "; charset=latin1",
+        ),
+        ("GBK's euro", "€ ", begun("", "gbk").replace(b"<p>", b"<p>\x80 ", 1), "; charset=gbk"),
         ("label ms_kanji", japanese, begun(japanese, "shift_jis"), "; charset=MS_Kanji"),
     ):
         typed = response(body, f"Content-Type: text/html{header}\r\n")
@@ -223,6 +242,7 @@ def test_extract(work):
             (f"attributes behind {before.decode()}", before + ATTRIBUTES + b">")
             for before in (b"<!-- --!><p ", b"<script/><p ", b"<stylex><p ", b"<script a=b/></b></script><p ")
         ),
+        ("comments", b"<!----!>" * 500000),
         ("headings", b"<h1><br>x</h1>" * 100000),
         ("paragraphs", b"<p>x</p>" * 200000),
         ("a stray quote", b"<div ' " + b" ".join(b"x%d=1" % i for i in range(100000)) + b">"),
@@ -279,6 +299,9 @@ def test_clean(work):
         "a\u20d0\u20d8": "a\u20d8\u20d0",  # marks of two classes, in the wrong order
         "a\r\nb\rc\u2028d": "a\nb\nc\nd",
         "a\x00b\x07c\ufeffd": "abcd",
+        "one\ftwo": "one\ntwo",
+        "\U0001f3f4\U000e0067\U000e007f": "\U0001f3f4\U000e0067\U000e007f",  # of a flag
+        "a\U000e0001b": "ab",
         "\x85" + "x": "\nx",
         "don\x92t": "don’t",
         "«é» “à” CAFÉ” ÀÉ…": "«é» “à” CAFÉ” ÀÉ…",

@@ -113,6 +113,43 @@ def make_inputs(folder):
     open(f"{folder}/corpus.conf", "w").write(CONFIGURATION)
 
 
+def test_few(work):
+    """However few documents a set has, one is trained on and, of several, one held out."""
+    for share in (0.01, 0.5, 0.99):
+        for seed in range(12):
+            write(f"{work}/few.jsonl", [f"{seed} {i}" for i in range(3)])
+            words = f"tokens --vocabulary bytes --output {work}/few --validation {share} --seed {seed}"
+            run(words, f"s={work}/few.jsonl")
+            train, held = (decode_tokens(f"{work}/few/s.{name}.bin") for name in ("train", "validation"))
+            check(train and held and len(train + held) == 3, f"{share}, seed {seed}: {train} {held}")
+    write(f"{work}/same.jsonl", [{"text": "one", "id": "1"}] * 2)
+    run(f"tokens --vocabulary bytes --output {work}/same --validation 0.5 s={work}/same.jsonl")
+    check(decode_tokens(f"{work}/same/s.train.bin") == ["one"] * 2, "two that are the same are trained on")
+
+
+def test_damaged_frames(work):
+    """Behind damage, the next zstd frame is read; what is lost is said."""
+    if not shutil.which("zstd"):
+        return
+    lines = {i: [f"frame {i} line {n} " + "word " * 20 for n in range(50)] for i in "ab"}
+    parts = [write(f"{work}/{i}.jsonl", lines[i]) for i in lines]
+    frames = [subprocess.run(["zstd", "-c", p], capture_output=True, check=True).stdout for p in parts]
+    for name, data, kept in (
+        ("whole", frames[0] + frames[1], 100),
+        ("junk", frames[0] + b"junk" * 10 + frames[1], 100),
+        ("cut", frames[0][:-40] + frames[1], 50),
+        ("truncated", frames[0] + frames[1][:-40], 50),
+    ):
+        with open(f"{work}/{name}.jsonl.zst", "wb") as f:
+            f.write(data)
+        words = f"clean --output {work}/{name} --compress none --language any s={work}/{name}.jsonl.zst"
+        done = subprocess.run([CORPUS, *words.split()], env=ENVIRONMENT, capture_output=True, text=True)
+        got = len(read(f"{work}/{name}/s/{name}.jsonl"))
+        warned = "damaged or truncated parts" in done.stderr
+        right = done.returncode == 0 and kept <= got and warned == (name != "whole")
+        check(right, f"{name}: {got} {done.stderr}")
+
+
 def test_published_blend(_work):
     """What scripts/corpus.conf writes is what scripts/mtnlg-530b.blend reads, with the same weights."""
     scripts = os.path.dirname(os.path.abspath(__file__))
@@ -298,7 +335,24 @@ def test_bad_input(work):
     write(f"{work}/two/a.jsonl", ["y"])
     run(f"clean --output {work}/o s={work}/a.jsonl s={work}/two/a.jsonl", fails="the same name in one set")
 
+    # nothing that is read is written onto: --pairs, --model, another set's file
+    os.makedirs(f"{work}/out/s")
+    write(f"{work}/out/s/a.jsonl", ["z"])
+    before = tree(work)
+    for words in (
+        f"dedup --output {work}/p --compress none --pairs {work}/a.jsonl s={work}/a.jsonl",
+        f"quality train --positives {work}/two/a.jsonl --model {work}/a.jsonl s={work}/a.jsonl",
+        f"clean --output {work}/out --compress none s={work}/a.jsonl t={work}/out/s/a.jsonl",
+    ):
+        run(words, fails="would ")
+    after = tree(work)
+    check(all(after[path] == before[path] for path in before), "no input is written onto")
+
+    write(f"{work}/b[1].jsonl", ["a name with brackets " * 20])
+    run(f"clean --output {work}/o --compress none --language any s={work}/b[1].jsonl")
+
     for text, says in (
+        (f"set a jsonl {work}/a.jsonl weight 0", "weight 0: expected one above 0"),
         ("set a jsonl", "line 1: expected set NAME"),
         ("colour red", "unknown option --colour"),
         ("seed 1\nseed 2", "a second time"),

@@ -330,10 +330,47 @@ def test_tokenizers(work, _tensors):
     asked = ["--task", "requests", "--from", f"{work}/own.jsonl", "--vocabulary", f"{work}/other.bpe"]
     good("tasks", *asked, "--output", f"{work}/other.eval")
 
+    # nothing that is read is written onto, and no file of one's own goes
+    with open(f"{work}/mine.answers", "w") as f:
+        f.write("my own answers\n")
+    good("tokenize", "--vocabulary", "bytes", "--output", f"{work}/mine", f"{work}/text.txt")
+    check(open(f"{work}/mine.answers").read() == "my own answers\n", "a file of another kind stays")
+    own = open(f"{work}/own.jsonl").read()
+    onto = ["--output", f"{work}/o", "--requests", f"{work}/own.jsonl"]
+    refused("would overwrite", *asked, *onto, program="tasks")
+    refused("would overwrite", *asked, "--output", f"{work}/other.bpe", program="tasks")
+    check(open(f"{work}/own.jsonl").read() == own, "requests are not written onto their own")
+    for answers in ("train", "validation"):
+        shutil.copy(f"{work}/text.txt", f"{work}/t.{answers}.answers")
+        given = ["--vocabulary", "bytes", "--output", f"{work}/t", f"{work}/t.{answers}.answers"]
+        refused("would overwrite", *given, program="tokenize")
+
+    for text, says in (
+        ('{"text": ""}\n{"text": ""}\n', "there is no text: 2 documents, all empty"),
+        ("BZh91AY&SY", "is bzip2"),
+    ):
+        with open(f"{work}/odd.jsonl", "w") as f:
+            f.write(text)
+        given = ["--vocabulary", "bytes", "--output", f"{work}/odd", f"{work}/odd.jsonl"]
+        refused(says, *given, program="tokenize")
+    with open(f"{work}/odd.txt", "w") as f:
+        f.write("BZhang wrote this.\n")
+    good("tokenize", "--vocabulary", "bytes", "--output", f"{work}/odd", f"{work}/odd.txt")
+
+    for line, says in (
+        ('{"context": "a", "continuations": ["b", "c"]}', 'has no "gold", which --shots need'),
+        ('{"context": "a", "continuations": [1, 2], "gold": 0}', "expected a string"),
+    ):
+        with open(f"{work}/shots.jsonl", "w") as f:
+            f.write(line + "\n" + line.replace('"a"', '"b"') + "\n")
+        given = ["--task", "requests", "--from", f"{work}/shots.jsonl", "--vocabulary", "bytes"]
+        refused(says, *given, "--output", f"{work}/shots.eval", "--shots", "1", program="tasks")
+
     # one's own requests are encoded as lm-evaluation-harness does: white space at a context's end belongs to
     # the continuation, and a merge across the border is refused
     scores = []
-    for context, continuation in (("a ", "b"), ("a", " b"), ("a", "b")):
+    pairs = (("a ", "b"), ("a", " b"), ("a\u3000\x1c", "b"), ("a", "\u3000\x1cb"), ("a", "b"))
+    for context, continuation in pairs:
         with open(f"{work}/own.jsonl", "w") as f:
             f.write(json.dumps({"context": context, "continuations": [continuation]}) + "\n")
         asked[5:] = [f"{work}/vocab.bpe", "--output", f"{work}/own.eval"]
@@ -345,7 +382,8 @@ def test_tokenizers(work, _tensors):
         good("train_gpt", "--resume", f"{work}/merged", "--evaluate", f"{work}/own.eval", *out)
         scores.append(json.load(open(f"{work}/own.json")))
     texts = [re.findall(r'"log_likelihoods?": ([^,}\]]*-[^,}\]]*)', json.dumps(score)) for score in scores]
-    check(texts[0] and texts[0] == texts[1], f"the same tokens, the same scores: {texts}")
+    for one, other in (texts[:2], texts[2:]):
+        check(one and one == other, f"the same tokens, the same scores: {texts}")
 
     merged, tokens = f"{work}/merged.bin", f"{work}/other.bin"
     resumed = ["--resume", f"{work}/merged", "--steps", 2, "--save", "no"]
@@ -393,8 +431,17 @@ def test_tokenizers(work, _tensors):
         ("unigram", "model", "type", "Unigram", 'has "type" Unigram, expected BPE'),
         ("split", "pre_tokenizer", "type", "Split", 'has "type" Split, expected ByteLevel'),
         ("prefixed", "pre_tokenizer", "add_prefix_space", True, 'has "add_prefix_space" true, expected'),
+        ("unsplit", "pre_tokenizer", "use_regex", False, 'has "use_regex" false, expected true'),
+        ("normalized", "normalizer", "type", "NFC", 'has "normalizer" an object, expected none'),
+        ("whole-words", "model", "ignore_merges", True, 'has "ignore_merges" true, expected false'),
+        ("suffixed", "model", "end_of_word_suffix", "</w>", 'has "end_of_word_suffix" </w>, expected ""'),
+        ("prefixes", "model", "continuing_subword_prefix", "", None),
+        ("end-first", "model", "vocab", {token: (i + 1) % len(ids) for token, i in ids.items()},
+         'GPT-2\'s order (bytes, merges, the end of text) has'),
+        ("more", "model", "vocab", {**ids, "zz": len(ids)}, "GPT-2's order"),
+        ("fewer", "model", "merges", [["a", "b"], ["a", "c"]], "GPT-2's order"),
     ):  # fmt: skip
-        changed = {**whole, part: {**whole[part], key: value}}
+        changed = {**whole, part: {**(whole[part] or {}), key: value}}
         open(f"{alone}/tokenizer.json", "w").write(json.dumps(changed))
         said = good("convert", "--from-huggingface", alone, "--to", f"{work}/alone-{name}")
         check(("is left out" in said and says in said) if says else "note" not in said, f"{name}: {said}")

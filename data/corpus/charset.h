@@ -248,8 +248,15 @@ inline bool convert(std::string_view in, const std::string& charset, std::string
         out.append(piece, sizeof piece - space);
         if (result != (size_t)-1 || errno == E2BIG) continue;
         if (charset != "ISO-2022-JP") flush();  // there it would also forget the escape state
-        out += "\xEF\xBF\xBD";
-        ++*wrong;  // an invalid byte, or a character cut off
+        unsigned char byte = (unsigned char)*from;
+        bool is_windows = charset.starts_with("CP125") || charset == "CP874";
+        // as browsers do: a byte that Windows leaves unused is a control character, GBK's 0x80 the euro sign
+        if (is_windows && byte >= 0x80 && byte < 0xA0) out += {'\xC2', (char)byte};
+        else if (charset == "GB18030" && byte == 0x80) out += "€";
+        else {
+            out += "\xEF\xBF\xBD";
+            ++*wrong;  // an invalid byte, or a character cut off
+        }
         from++;
         left--;
     }

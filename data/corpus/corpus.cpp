@@ -109,6 +109,17 @@ void check_run(Command& command) {
         fail("--pairs %s: there is no such folder: create it", pairs.c_str());
 }
 
+// beside the files in --output
+void refuse_overwriting_inputs(const Command& command) {
+    const Settings& s = command.settings;
+    bool trains = command.step == "train";
+    std::vector<std::string> inputs, outputs = {s.get("pairs"), trains ? s.get("model") : ""};
+    for (auto& f : command.corpus.files) inputs.push_back(f.path);
+    for (const char* list : {"positives", "negatives"})
+        for (auto& path : files_of(s.get(list), command.corpus)) inputs.push_back(path);
+    refuse_overwriting(outputs, inputs);
+}
+
 const StepForm& parse(int argc, char** argv, Command& command) {
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") && strcmp(argv[i], "-h")) continue;
@@ -148,6 +159,7 @@ const StepForm& parse(int argc, char** argv, Command& command) {
     if (files && command.corpus.files.empty())
         fail("%s: missing files SET=PATTERN… (--help explains)", form.name);
     command.corpus.finish();
+    refuse_overwriting_inputs(command);
     return form;
 }
 

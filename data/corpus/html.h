@@ -182,11 +182,13 @@ inline std::string without_huge_tags(std::string page, int64_t* removed) {
         return found == page.npos ? page.size() : found;
     };
 
+    size_t comment_end = 0;  // the first at or after the comment looked at last
     for (size_t i = page.find('<'); i != page.npos; i = page.find('<', i)) {
         size_t from = i++;
         std::string_view rest = std::string_view(page).substr(i);
         if (rest.starts_with("!--")) {
-            size_t end = past(i, "-->"), other = rest.substr(0, end - i).find("--!>");
+            if (comment_end < i) comment_end = past(i, "-->");
+            size_t end = comment_end, other = rest.substr(0, end - i).find("--!>");
             i = other == rest.npos ? end : i + other;
         }
         if (i >= page.size() || !isalpha((unsigned char)page[i])) continue;

@@ -9,26 +9,28 @@
 
 // ---- encodings of the body -------------------------------------------------------------------------------
 
+// `cut`, here and below: set if the data end early, or what follows cannot be decoded
+
 // false: this is not chunked; a body that ends early is kept as far as it goes
-inline bool undo_chunks(std::string_view in, std::string& out) {
+inline bool undo_chunks(std::string_view in, std::string& out, bool& cut) {
     out.clear();
     bool any = false;
     while (!in.empty()) {
-        size_t n = 0, digits = 0;
-        while (digits < in.size() && isxdigit((unsigned char)in[digits]) && digits < 9) {
-            n = n * 16 + (size_t)(isdigit((unsigned char)in[digits]) ? in[digits] - '0'
-                                  : (in[digits] | 32) - 'a' + 10);
-            digits++;
+        size_t n = 0, begin = std::min(in.find_first_not_of(" \t"), in.size()), at = begin;
+        for (; at < in.size() && isxdigit((unsigned char)in[at]); at++) {
+            int digit = isdigit((unsigned char)in[at]) ? in[at] - '0' : (in[at] | 32) - 'a' + 10;
+            n = std::min(n * 16 + (size_t)digit, (size_t)1 << 40);  // more than any page has
         }
 
         size_t line = in.substr(0, 1024).find('\n');
-        bool clean = digits && line != in.npos &&
-            (in[digits] == '\r' || in[digits] == '\n' || in[digits] == ';' || in[digits] == ' ');
+        bool clean = at > begin && at < in.size() && line != in.npos && strchr("\r\n; \t", in[at]);
+        if (!clean) cut = any;
         if (!clean) return any;
         if (n == 0) return true;
 
         any = true;
         in.remove_prefix(line + 1);
+        cut |= n > in.size();
         out.append(in.substr(0, n));
         in.remove_prefix(std::min(n, in.size()));
         while (!in.empty() && (in[0] == '\r' || in[0] == '\n')) in.remove_prefix(1);
@@ -36,7 +38,6 @@ inline bool undo_chunks(std::string_view in, std::string& out) {
     return any;
 }
 
-// `cut`, here and below: set if the data end early, or what follows cannot be decoded
 // bits: zlib's window bits; false where nothing came out
 inline bool inflate_all(std::string_view in, std::string& out, int bits, size_t longest, bool& cut) {
     z_stream s = {};
@@ -132,8 +133,10 @@ inline std::string page_of(std::string_view content, size_t longest, Counts& cou
     std::string unchunked, decoded;
     std::string_view transfer = fields.get("Transfer-Encoding");
     if (transfer.size() >= 7 && !strncasecmp(transfer.data() + transfer.size() - 7, "chunked", 7)) {
-        if (undo_chunks(body, unchunked)) body = unchunked;
+        bool cut = false;
+        if (undo_chunks(body, unchunked, cut)) body = unchunked;
         else counts["pages that are not chunked as declared"]++;
+        if (cut) counts["pages whose chunks are cut short"]++;
     }
 
     std::string_view encodings = fields.get("Content-Encoding");

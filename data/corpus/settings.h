@@ -209,7 +209,8 @@ struct Corpus {
         int result = glob(pattern.c_str(), GLOB_TILDE, nullptr, &found);
         std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + (result == 0 ? found.gl_pathc : 0));
         globfree(&found);
-        if (result) fail("%s: there is no such file", pattern.c_str());
+        if (result && access(pattern.c_str(), F_OK) == 0) paths = {pattern};  // a name with brackets
+        else if (result) fail("%s: there is no such file", pattern.c_str());
 
         for (auto& path : paths) {
             if (path.ends_with(".partial") || path.ends_with(".counts")) continue;
@@ -247,6 +248,8 @@ inline void read_corpus_config(const std::string& path, Settings& settings, Corp
         if ((words.size() != 4 && !weighted) || (words[2] != "warc" && words[2] != "jsonl"))
             fail("%sexpected set NAME warc|jsonl PATTERN [weight W]", where.c_str());
         double weight = weighted ? parse_number("weight", words[5], 0, false) : 0;
+        if (weighted && weight == 0)
+            fail("%sweight %s: expected one above 0", where.c_str(), words[5].c_str());
         corpus.add(words[1], words[2] == "warc", weight, words[3]);
         return true;
     }));

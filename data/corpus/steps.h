@@ -182,15 +182,20 @@ struct Stage {
         return counts;
     }
 
-    // makes the folders, and refuses to overwrite an input
+    // makes the folders, and refuses to overwrite an input, of this set or another
     int prepare(const Corpus& in, const Wanted& wanted) const {
         std::set<std::string> folders = {folder};
+        std::set<std::pair<dev_t, ino_t>> inputs;
         std::error_code e;
+        struct stat info;
+        for (auto& f : in.files)
+            if (stat(f.path.c_str(), &info) == 0) inputs.insert({info.st_dev, info.st_ino});
         for (auto& f : in.files) {
             if (!wanted(f)) continue;
             folders.insert(folder + "/" + in.sets[f.set].name);
-            if (std::filesystem::equivalent(f.path, output(in, f), e))
-                fail("%s: would be overwritten: give another --output", f.path.c_str());
+            std::string to = output(in, f);
+            if (stat(to.c_str(), &info) == 0 && inputs.count({info.st_dev, info.st_ino}))
+                fail("%s: would be overwritten: give another --output", to.c_str());
         }
         for (auto& path : folders)
             if (!std::filesystem::create_directories(path, e) && e)
@@ -274,6 +279,11 @@ struct Stage {
 
     // a line that is no document is only counted, but many of them probably mean another format
     void refuse_unreadable(const std::string& set, const Counts& counts) const {
+        int64_t damaged =
+            count_of(counts, "damaged compressed data") + count_of(counts, "damaged gzip members");
+        if (damaged)
+            fprintf(stderr, "WARNING: %s: %s: %lld damaged or truncated parts of compressed files: what they "
+                    "held is lost; fetch these files again\n", step.c_str(), set.c_str(), (long long)damaged);
         int64_t lines = count_of(counts, "documents"), none = 0;
         std::string why;
         for (const char* name : {"not JSON", "without \"text\"", "longer than --longest"})

@@ -125,6 +125,15 @@ private:
         return got;
     }
 
+    // to the next frame behind damage, or the end
+    void find_frame(size_t from) {
+        std::string_view left((const char*)file.data, file.size);
+        at = std::min(left.find("\x28\xb5\x2f\xfd", from), file.size);
+        broken = true;
+        inside = false;
+        ZSTD_DCtx_reset(zstd, ZSTD_reset_session_only);
+    }
+
     size_t zstd_some(char* out, size_t n) {
         starts_part = !inside;
         ZSTD_inBuffer in = {file.data, file.size, at};
@@ -132,10 +141,10 @@ private:
         size_t left = ZSTD_decompressStream(zstd, &to, &in);
         if (ZSTD_isError(left)) {
             damaged++;
-            at = file.size;
-            inside = false;
+            find_frame(std::max(in.pos, at + 1));
             return to.pos;
         }
+        if (to.pos) behind_damage |= std::exchange(broken, false);
 
         bool moved = in.pos != at || to.pos;
         at = in.pos;

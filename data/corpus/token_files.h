@@ -107,7 +107,7 @@ inline void write_set(const Settings& settings, const Corpus& encoded, size_t se
         if (f.set == (int)set) paths.push_back(f.path);
     OpenTokenFiles files(paths);
     uint64_t seed = settings.whole("seed");
-    double validation = settings.number("validation"), least = 1;
+    double validation = settings.number("validation"), least = 1, most = 0;
     uint64_t documents = 0;
     auto place = [&](uint64_t key) { return uniform(seed, purpose("validation"), key); };
     ExternalSort<ShuffledDocument> sorter(folder, settings.number("memory"));
@@ -117,14 +117,16 @@ inline void write_set(const Settings& settings, const Corpus& encoded, size_t se
         for (uint64_t i = 0; i < file.documents; i++) {
             Philox r = philox(seed, purpose("shuffle"), file.entry(i).key);
             least = std::min(least, place(file.entry(i).key));
+            most = std::max(most, place(file.entry(i).key));
             sorter.add({(uint64_t)r.x[0] << 32 | r.x[1], f, i});
         }
     }
 
-    // of a few documents, at least one is held out; of a single one, none
+    // of a few documents, at least one is held out and one is not; of a single one, none
     std::string prefix = folder + "/" + encoded.sets[set].name;
     if (validation > 0 && validation <= least) validation = std::nextafter(least, 2);
-    if (documents < 2) validation = 0;
+    if (validation > most) validation = most;
+    if (documents < 2 || least == most) validation = 0;
     if (validation == 0) unlink((prefix + ".validation.bin").c_str());
 
     auto open = [&](const char* ending) {

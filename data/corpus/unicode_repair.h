@@ -3,7 +3,7 @@
 //                    run of characters whose windows-1252 bytes are one UTF-8 character becomes that one, but
 //                    only where this is certain (see damage_at): correct text has such runs too
 //   2  C1 controls   are windows-1252's characters, as browsers take them
-//   3  line ends     CR LF, CR, U+0085, U+2028 and U+2029 become LF
+//   3  line ends     CR LF, CR, U+0085, U+2028, U+2029 and form feeds (between pages of a book) become LF
 //   4  invisible     control characters but tab and LF, byte order marks, deprecated format characters go
 //   5  NFC           Unicode's canonical composition (UAX #15, by utf8proc)
 //   Text that is ASCII passes at memory speed.
@@ -213,7 +213,7 @@ inline bool repair_mojibake(std::string& s) {
 // what is never seen, or has no meaning in text
 inline bool invisible(uint32_t c) {
     return (c < 0x20 && c != '\t' && c != '\n') || c == 0x7F || c == 0xFEFF || (c >= 0xFFF9 && c <= 0xFFFC) ||
-        (c >= 0x206A && c <= 0x206F) || (c >= 0xE0000 && c <= 0xE007F);
+        (c >= 0x206A && c <= 0x206F) || c == 0xE0001;  // other tags: flags, as England's
 }
 
 // May composition change this character, or one before it? Never below U+0300, nor in these common ranges:
@@ -274,7 +274,7 @@ inline bool repair_unicode(std::string& s) {
 
         uint32_t c = decode_at(s, i, &n);
         if (c >= 0x80 && c < 0xA0 && c != 0x85) c = windows_1252[c - 0x80];
-        bool line = c == '\r' || c == 0x85 || c == 0x2028 || c == 0x2029;
+        bool line = c == '\r' || c == '\f' || c == 0x85 || c == 0x2028 || c == 0x2029;
         if (line) {
             if (c == '\r' && i + 1 < s.size() && s[i + 1] == '\n') i++;
             out += '\n';

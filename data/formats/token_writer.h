@@ -80,3 +80,10 @@ inline void write_answers(const std::string& tokens, uint64_t count, const std::
     add(&sum, 8);
     write_file(answers_path(tokens), all);
 }
+
+// left by an earlier run, of other tokens; a file of that name that is none stays
+inline void remove_answers(const std::string& tokens) {
+    std::string path = answers_path(tokens);
+    if (access(path.c_str(), F_OK) == 0 && WholeFile(path).text().starts_with("GPTANSWR"))
+        unlink(path.c_str());
+}

@@ -122,7 +122,9 @@ void check_gold(EvalFile& e, const std::vector<DocumentRequests>& all) {
 // is of 2021, when each was encoded by itself.)
 std::vector<int> tokens_behind(std::string& context, std::string continuation, const Vocabulary& v,
                                const std::string& where) {
-    size_t end = context.find_last_not_of(" \t\n\r\f\v") + 1;
+    size_t end = 0;  // of what is not white space at the end, as Python's str.rstrip() has it
+    for (size_t i = 0, bytes; i < context.size(); i += bytes)
+        if (!python_space(decode_at(context, i, &bytes))) end = i + bytes;
     continuation = context.substr(end) + continuation;
     context.resize(end);
     std::vector<int> all = encode_text(v, context + continuation);
@@ -205,13 +207,16 @@ uint32_t parse_shots(const std::string& value, const TaskForm& task) {
 struct Job {
     std::string from, output, requests;  // requests: a file too, or ""
     std::string shots;
-    size_t limit;  // documents
+    size_t limit;            // documents
+    std::string vocabulary;  // "bytes", or its file
 };
 
 void make_file(const TaskForm& task, const Job& job, const Vocabulary& vocabulary) {
     uint32_t shots = parse_shots(job.shots, task);
-    refuse_overwriting({job.output}, {job.from, job.requests});
-    refuse_overwriting({job.requests}, {job.from});
+    std::vector<std::string> inputs = files_of(task, job.from);
+    if (job.vocabulary != "bytes") inputs.push_back(job.vocabulary);
+    refuse_overwriting({job.output, job.requests}, inputs);
+    refuse_overwriting({job.output}, {job.requests});
     if (std::filesystem::exists(job.output) && !MappedFile(job.output).view().starts_with("GPTEVALS"))
         fail("%s: exists but is not an evaluation file: choose another name", job.output.c_str());
 
@@ -268,7 +273,8 @@ void make_all(const Arguments& a, const Job& job, const Vocabulary& vocabulary) 
         found++;
         try {
             make_file(find_task(p.task, has_form ? form : ""),
-                      {from, folder + "/" + name + ".eval", "", job.shots, job.limit}, vocabulary);
+                      {from, folder + "/" + name + ".eval", "", job.shots, job.limit, job.vocabulary},
+                      vocabulary);
             made++;
         } catch (const Error& e) {
             printf("%s: left out: %s\n", p.task, e.what());
@@ -286,8 +292,9 @@ int run(const Arguments& a) {
     std::string name = a.need("task", "NAME");
     const TaskForm* task = name == "all" ? nullptr : &find_task(name, a.get("form"));
     Job job = {a.need("from", "FOLDER"), a.need("output", "FILE.eval"), a.get("requests"),
-               a.get("shots"), a.has("limit") ? (size_t)a.number("limit") : SIZE_MAX};
-    Vocabulary vocabulary = Vocabulary::open(a.need("vocabulary", "bytes or PATH/vocab.bpe"));
+               a.get("shots"), a.has("limit") ? (size_t)a.number("limit") : SIZE_MAX,
+               a.need("vocabulary", "bytes or PATH/vocab.bpe")};
+    Vocabulary vocabulary = Vocabulary::open(job.vocabulary);
     if (!a.words.empty()) fail("%s: options begin with -- (--help explains)", a.words[0].c_str());
     if (task) make_file(*task, job, vocabulary);
     else make_all(a, job, vocabulary);

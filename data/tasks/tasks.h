@@ -147,6 +147,8 @@ inline void check_fields(TaskDocument& d) {
     for (auto& [name, value] : d.fields) {
         if (name == "continuations")
             fail("%s: \"continuations\": expected an array of strings", d.where.c_str());
+        bool is_number = d.numbers.count(name) && name != "gold" && name != "group";
+        if (is_number) fail("%s: \"%s\": expected a string", d.where.c_str(), name.c_str());
         if (name != "context" && name != "gold" && name != "group" && !name.starts_with("continuations."))
             fail("%s: \"%s\": is not context, continuations, gold or group", d.where.c_str(), name.c_str());
     }
@@ -358,6 +360,15 @@ inline std::vector<TaskDocument> read_folder(const std::string& folder) {
 }
 
 // from: the task's folder, or its one file
+// the files that read_task() reads
+inline std::vector<std::string> files_of(const TaskForm& task, const std::string& from) {
+    if (!std::filesystem::is_directory(from)) return {from};
+    std::vector<std::string> out;
+    for (auto* names : {&task.files, &task.train})
+        for (auto* name : *names) out.push_back(which_path(from, name));
+    return out;
+}
+
 inline std::vector<TaskDocument> read_task(const TaskForm& task, const std::string& from, bool train) {
     const auto& names = train ? task.train : task.files;
     bool folder = std::filesystem::is_directory(from);
@@ -439,6 +450,8 @@ inline std::vector<TaskRequest> render(const TaskForm& task, TaskDocument& d) {
 // a document as an example: its text with the answer
 inline std::string render_shot(const TaskForm& task, TaskDocument& d) {
     std::vector<TaskRequest> all = render(task, d);
-    const TaskRequest& gold = all[gold_of(task, d, all.size())];
-    return gold.context + gold.continuation;
+    int right = gold_of(task, d, all.size());
+    if (right < 0)
+        fail("%s: has no \"gold\", which --shots need: say which continuation is right", d.where.c_str());
+    return all[(size_t)right].context + all[(size_t)right].continuation;
 }

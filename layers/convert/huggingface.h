@@ -99,42 +99,30 @@ inline ForeignModel open_nanogpt(const std::string& path, int heads) {
             }};
 }
 
-// a vocabulary's tokens, as vocab.json writes them
-inline std::vector<std::string> printed_tokens(const Vocabulary& v) {
-    PrintedBytes printed;
-    std::vector<std::string> out(v.size());
-    for (int t = 0; t < v.size(); t++)
-        for (unsigned char c : v.tokens[t]) append_utf8(out[t], printed.code[c]);
-    out[v.end_of_text] = "<|endoftext|>";
-    return out;
-}
-
 // The --tokenizer that gives the tokens of a folder's vocab.json: its merges.txt, which has vocab.bpe's form,
 // or "bytes", as write_tokenizer() writes them; without these files, its tokenizer.json, which has both. "":
 // there is none, or they are not V tokens
 inline std::string find_tokenizer(const std::string& dir, int V) {
-    std::string ids = dir + "/vocab.json", merges = dir + "/merges.txt", why;
+    std::string ids = dir + "/vocab.json", merges = dir + "/merges.txt", found = dir + "/tokenizer.json", why;
     bool is_json = access(ids.c_str(), R_OK) != 0 || access(merges.c_str(), R_OK) != 0;
-    if (is_json) ids = merges = dir + "/tokenizer.json";
-    if (access(ids.c_str(), R_OK) != 0) return "";
+    if (is_json && access(found.c_str(), R_OK) != 0) return "";
     try {
-        Json theirs = Json::parse(WholeFile(ids).text(), ids);
-        std::string lines = is_json ? merges_of_json(theirs, ids) : std::string(WholeFile(merges).text());
-        size_t first = lines.starts_with("#version") ? lines.find('\n') : 0;
-        bool has_merges = lines.find_first_not_of("\r\n", first) != lines.npos;
-        std::string found = has_merges ? merges : "bytes";
-        std::vector<std::string> ours = printed_tokens(Vocabulary::open(found));
-        if (is_json) {  // the end of text may be an added token alone
-            const Json* added = theirs.find("added_tokens");
-            Json vocabulary = theirs.at("model", ids).at("vocab", ids);
-            if (added && !added->items.empty() && !vocabulary.find("<|endoftext|>"))
-                vocabulary.members.push_back({"<|endoftext|>", added->items[0].at("id", ids)});
-            theirs = std::move(vocabulary);
+        if (!is_json) {
+            WholeFile lines(merges);
+            size_t first = lines.text().starts_with("#version") ? lines.text().find('\n') : 0;
+            bool has_merges = lines.text().find_first_not_of("\r\n", first) != std::string_view::npos;
+            found = has_merges ? merges : "bytes";
         }
-        bool same = (int)ours.size() == V && (int)theirs.members.size() == V;
-        for (auto& [token, id] : theirs.members) {
-            int64_t t = id.integer(ids);
-            same = same && t >= 0 && t < V && ours[t] == token;
+
+        std::vector<std::string> ours = printed_tokens(Vocabulary::open(found));
+        bool same = (int)ours.size() == V;
+        if (!is_json) {  // a tokenizer.json has been compared with its own numbers
+            Json theirs = Json::parse(WholeFile(ids).text(), ids);
+            same = same && (int)theirs.members.size() == V;
+            for (auto& [token, id] : theirs.members) {
+                int64_t t = id.integer(ids);
+                same = same && t >= 0 && t < V && ours[t] == token;
+            }
         }
         if (same) return found;
         why = text("%s does not make the model's %d tokens", found.c_str(), V);
