@@ -5,6 +5,7 @@ Every command in a fenced block of a README is run, in one folder, in the order 
 at toy sizes where the real ones would take hours (RULES), and must succeed. Files that are named must exist,
 and planned figures must be those that the program prints. The last line is `N passed, N failed`."""
 
+import glob
 import os
 import re
 import shutil
@@ -129,8 +130,33 @@ def check_plans():
         for efficiency, seconds in zip(("0.545", "0.765"), found.groups() if found else ()):
             words = f"./train_gpt --config {config} --world-size 2240 --plan --hardware {gpu}"
             words += f" --gemm-efficiency {efficiency}"
-            out = subprocess.run(words.split(), cwd=work, capture_output=True, text=True).stdout
-            check(f"step            {seconds} s on {gpu}" in out, f"{name}, {efficiency}: wants {seconds} s")
+            done = subprocess.run(words.split(), cwd=work, capture_output=True, text=True)
+            planned = f"step            {seconds} s on {gpu}" in done.stdout and done.returncode == 0
+            check(planned, f"{name}, {efficiency}: wants {seconds} s: {done.stderr}")
+
+
+def check_layouts():
+    """Configurations that are said to be laid out as --plan search finds are."""
+    names = ("tensor-parallel", "pipeline-parallel", "pipeline-chunks", "micro-batch", "recompute")
+    usual = {"tensor-parallel": "1", "pipeline-parallel": "1", "pipeline-chunks": "1", "recompute": "none"}
+    found = 0
+    for path in sorted(glob.glob(f"{root}/scripts/*.conf")):
+        with open(path) as f:
+            text = f.read()
+        command = re.search(r"^#   .* --world-size (\d+) .*--hardware (\S+)", text, re.M)
+        if "--plan search" not in text or not command:
+            continue
+        found += 1
+        options = {**usual, **dict(re.findall(r"^(\S+) (\S+)$", text, re.M))}
+        words = f"./train_gpt --model {options['model']} --batch {options['batch']} --plan search"
+        words += f" --world-size {command[1]} --hardware {command[2]}"
+        out = subprocess.run(words.split(), cwd=work, capture_output=True, text=True).stdout
+        rows = [row.split() for row in out.splitlines() if re.match(r" +\d+ +\d+ +\d+ +\d+ +\d+ +[a-z]", row)]
+        roomy = [row for row in rows if float(row[9]) <= 80 * 11 / 12]
+        best = [roomy[0][i] for i in (0, 2, 3, 4, 5)] if roomy else None
+        has = [options[name] for name in names]
+        check(has == best, f"{path}: has {has}, --plan search finds {best}")
+    check(found == 7, f"{found} configurations are laid out by --plan search, expected 7")
 
 
 try:
@@ -142,6 +168,7 @@ try:
         for command in commands(text):
             run(readme, command)
     check_plans()
+    check_layouts()
 finally:
     shutil.rmtree(work)
 finish()

@@ -25,15 +25,14 @@ public:
 // a rank's calls and GEMM FLOPs, counted as comm.h and linear.cuh do
 struct StepWork {
     comm::TrafficTable traffic;
-    int64_t linear_flops = 0;
-    double gemm_flops = 0;  // with those of attention
+    double linear_flops = 0, gemm_flops = 0;  // with those of attention
 
     void add(const StepWork& other, long times = 1) {
         for (auto& [group, t] : other.traffic) {
             traffic[group].calls += times * t.calls;
             traffic[group].sent += times * t.sent;
         }
-        linear_flops += times * other.linear_flops;
+        linear_flops += (double)times * other.linear_flops;
         gemm_flops += (double)times * other.gemm_flops;
     }
 };
@@ -158,7 +157,7 @@ class StepCounter {
         totals.bytes += bytes_moved(a, model.setup.precision);
         for (auto& work : a.works) totals.flops += work.gemm.flops();
         for (auto& work : a.works) {
-            if (work.kind == Work::Linear) part.work.linear_flops += (int64_t)work.gemm.flops();
+            if (work.kind == Work::Linear) part.work.linear_flops += work.gemm.flops();
             part.work.gemm_flops += work.gemm.flops();
         }
         if (!hardware.is_known()) return;

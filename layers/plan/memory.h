@@ -107,4 +107,5 @@ inline void choose_micro_batch(Run& run, double bytes, const Target& target = {}
         fail("--micro-batch auto: even 1 needs %.2f GB, a rank may use %.2f: choose %smore ranks or a "
              "smaller model", wanted * 1e-9, bytes * 1e-9, savings_left(o).c_str());
     o.micro_batch = best;
+    check_micro_batches(o, g.d);
 }

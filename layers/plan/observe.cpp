@@ -189,7 +189,7 @@ private:
             printf("  %-15s %9.4g MB   %9.4g MB   %ld and %ld calls\n", group.c_str(),
                    (double)t.sent * 1e-6 / n, (double)d.sent * 1e-6 / n, t.calls / count, d.calls / count);
         }
-        printf("  linear layers   %9.4g GFLOP\n", (double)work.linear_flops * 1e-9 / n);
+        printf("  linear layers   %9.4g GFLOP\n", work.linear_flops * 1e-9 / n);
         printf("  memory          %9.1f MB   %9.1f MB   and %s MB resident at most%s\n",
                (double)planned_bytes * 1e-6, (double)taken_bytes * 1e-6,
                (least == most ? text("%.1f", (double)most * 1e-6)

@@ -96,13 +96,19 @@ inline Plan make_plan(const Options& o, const ModelShape& shape, const Grid& gri
     plan.samples = samples;
     if (h.is_known() && !h.is_measured) plan.target = gpu_target;
 
+    // Stages between the first and the last do the same work. What differs is where their messages go and how
+    // many nodes their replicas are on: of these, one stage is planned for each number
+    std::map<int, StageRun> middle;
     for (int stage = 0; stage < grid.p; stage++) {
-        bool is_representative = all || stage <= 1 || stage == grid.p - 1;
-        if (is_representative)
-            plan.stages.push_back(plan_stage(o, shape, grid, stage, samples, plan.target, h));
+        Grid at = place_in_grid(grid.rank_of(0, 0, stage), grid.t * grid.d * grid.p, grid.t, grid.p);
+        int nodes = h.is_known() ? nodes_of(h, at.dp.members) : 1;
+        bool is_end = stage == 0 || stage == grid.p - 1;
+        bool is_planned = all || is_end || !middle.count(nodes);
+        if (is_planned) plan.stages.push_back(plan_stage(o, shape, grid, stage, samples, plan.target, h));
+        if (is_planned && !is_end) middle[nodes] = plan.stages.back().run;
         if (!h.is_known()) continue;
-        plan.runs.push_back(plan.stages.back().run);
-        if (!is_representative) time_sends(plan.runs.back(), h, grid, stage);
+        plan.runs.push_back(is_planned ? plan.stages.back().run : middle.at(nodes));
+        if (!is_planned) time_sends(plan.runs.back(), h, grid, stage);
     }
 
     if (!plan.timed()) return plan;

@@ -48,7 +48,12 @@ inline std::string grouped(long n) {  // 529,600,819,200
 
 inline std::vector<int> divisors(int n) {
     std::vector<int> all;
-    for (int i = 1; i <= n; i++) if (n % i == 0) all.push_back(i);
+    for (long i = 1; i * i <= n; i++) {
+        if (n % i) continue;
+        all.push_back((int)i);
+        if (i * i < n) all.push_back((int)(n / i));
+    }
+    std::sort(all.begin(), all.end());
     return all;
 }
 
@@ -218,7 +223,7 @@ inline std::string stage_json(const Plan& plan, const StagePlan& s) {
         first = false;
     }
 
-    out += text("}, \"linear_flops\": %lld, \"operations\": {", (long long)work.linear_flops);
+    out += text("}, \"linear_flops\": %.17g, \"operations\": {", work.linear_flops);
     Schedule schedule = make_schedule(s.stage, pipeline_shape(plan.o, plan.grid.d, plan.o.batch));
     for (auto& [name, o] : s.run.operations(schedule))
         out += text("%s%s: {\"calls\": %ld, \"flops\": %.17g, \"bytes\": %.17g}",

@@ -34,6 +34,8 @@ inline void check_plan_options(Options& o) {
     for (const char* name : {"plan-json", "hosts", "timeline"})
         if (o.plan != "this" && o.has(name))
             fail("--%s requires a single layout: give --plan without %s", name, o.plan.c_str());
+    if (o.plan == "published" && o.has("hardware"))
+        fail("--plan published: those runs had A100: leave --hardware out");
     for (const char* name : {"trace", "record", "profile", "generate"})
         if (o.has(name)) fail("--%s does not go with --plan: nothing runs then", name);
     if ((long)o.tensor_parallel * o.pipeline_parallel > 1 << 24)
@@ -50,9 +52,9 @@ inline void resolve_plan(Run& run) {
     // a search resolves a single replica: the number of ranks need not suit the layout that it starts with
     int world = o.plan == "search" ? o.tensor_parallel * o.pipeline_parallel : o.world_size;
     run.grid = place_in_grid(0, world, o.tensor_parallel, o.pipeline_parallel);
-    int chunks = o.pipeline_chunks;  // for the layouts searched; with one stage, 1 chunk and no group
+    int chunks = o.pipeline_chunks;  // for the layouts searched; this one has 1 chunk and no group
     bool has_group = false;
-    if (o.plan == "search" && o.pipeline_parallel == 1) {
+    if (o.plan == "search" && (o.pipeline_parallel == 1 || !o.has("pipeline-chunks"))) {
         o.pipeline_chunks = 1;
         has_group = o.given.erase("pipeline-group");
     }
@@ -61,8 +63,9 @@ inline void resolve_plan(Run& run) {
     if (has_group) o.given.insert("pipeline-group");
     Hardware h = choose_hardware(o);
     double taken = most_communicators(run.grid, o.pipeline_chunks > 1) * bytes_of_communicator;
-    if (h.gpu.peak > 0) choose_micro_batch(run, h.gpu.memory * 11 / 12 - taken, gpu_target);
-    else choose_micro_batch(run, (double)free_memory() * 11 / 12);
+    bool searches = o.plan == "search";  // for micro-batches too
+    if (!searches && h.gpu.peak > 0) choose_micro_batch(run, h.gpu.memory * 11 / 12 - taken, gpu_target);
+    else if (!searches) choose_micro_batch(run, (double)free_memory() * 11 / 12);
     run.grid.world.size = o.world_size;
     if (o.plan == "search" && run.automatic_micro_batch) o.given.erase("micro-batch");  // it is searched for
 }
@@ -102,9 +105,10 @@ inline Plan plan_with(const Run& base, const Options& o, const Hardware& h, bool
     return plan;
 }
 
-// "  --recompute full (24.1 GB)": changes, one or two at a time, with which the run fits
-inline std::string what_would_fit(const Run& run, const Hardware& h) {
-    struct Change { std::string say; std::function<void(Options&)> make; };
+struct Change { std::string say; std::function<void(Options&)> make; };
+
+// options that save memory, one at a time
+inline std::vector<Change> savings_of(const Run& run, const Hardware& h) {
     const Options& o = run.options;
     std::vector<Change> changes;
     for (std::string more : {"light", "full"})
@@ -124,7 +128,13 @@ inline std::string what_would_fit(const Run& run, const Hardware& h) {
         if (p > o.pipeline_parallel)
             changes.push_back(
                 {text("--pipeline-parallel %d", p), [p](Options& o) { o.pipeline_parallel = p; }});
+    return changes;
+}
 
+// "  --recompute full (24.1 GB)": one or two of them, or all that take no more ranks, with which the run fits
+inline std::string what_would_fit(const Run& run, const Hardware& h) {
+    const Options& o = run.options;
+    std::vector<Change> changes = savings_of(run, h);
     std::string out;
     int found = 0;
     auto attempt = [&](const std::string& say, Options with) {
@@ -162,7 +172,9 @@ inline std::string what_would_fit(const Run& run, const Hardware& h) {
         with.recompute = "full";
         attempt(savings + " --recompute full", with);
     }
-    return found ? "these would fit:" + out : "no saving is enough: plan for more ranks or shorter sequences";
+    if (found) return "these would fit:" + out;
+    return text("one or two savings are not enough: %splan for more ranks or shorter sequences",
+                o.plan == "search" ? "" : "--plan search looks for other layouts; or ");
 }
 
 // ---- search ----------------------------------------------------------------------------------------------
@@ -235,7 +247,7 @@ inline std::string command_of(const Plan& plan) {
     const std::set<std::string> layout = {"tensor-parallel", "pipeline-parallel", "pipeline-chunks",
                                           "micro-batch", "recompute"},
                                 asks = {"plan", "plan-json", "hardware", "world-size", "network-rate",
-                                        "gemm-efficiency", "file-system-rate", "verbose"};
+                                        "gemm-efficiency", "file-system-rate", "verbose", "config"};
     std::string out = text("mpirun -n %d ./train_gpt", plan.world());
     for (auto& option : option_table) {
         std::string name = option.name;

@@ -236,6 +236,32 @@ void test_plan_advice() {
     refuses("is not a regular file", [] { FileWriter file("/dev/null"); });
     refuses("give --plan without search", [] { resolved_plan("search --hosts x"); });
     refuses("choose one of dgx", [] { resolved_plan("--hardware foo"); });
+    refuses("leave --hardware out", [] { resolved_plan("published --hardware dgx-a100"); });
+    const std::string of_16 = "search --hardware dgx-h100 --model 6.7B --batch 64 --world-size 16 ";
+    for (std::string words : {"--micro-batch auto", "--pipeline-parallel 4 --pipeline-group 4"}) {
+        Run found = resolved_plan(of_16 + words);
+        std::string said = search(found, choose_hardware(found.options));
+        check(said.find("the fastest     mpirun -n 16") != std::string::npos, words + ": " + said);
+    }
+    std::string lost = "search --hardware dgx-h100 --model 22B --world-size 1 --batch 2147483647";
+    refuses("none fits; one or two savings are not enough: plan for more ranks", [&] {
+        Run run = resolved_plan(lost);
+        fail("%s", search(run, choose_hardware(run.options)).c_str());
+    });
+    for (auto [words, says] :
+         {std::pair("--batch 262142", "more than 65536 micro-batches"),
+          {"--batch 131072 --micro-batch 1", "more than 65536 micro-batches"},
+          {"--batch 1920 --steps 5e12", "more than 9e+15 tokens"},
+          {"--batch 32768 --micro-batch 1 --ramp-start 1 --ramp-increment 1 --ramp-tokens 1e9",
+           "more than 16384 batch sizes"},
+          {"--batch 8 --ramp-start 4 --ramp-tokens 8e15", "steps of the ramp"},
+          {"--batch 1 --sequence 1 --until-tokens 8e15", "more than 2147483647 steps"}})
+        refuses(says, [&] { plan_of(text("--hardware dgx-a100 --model 124M %s", words)); });
+    Plan long_step = plan_of("--hardware dgx-h200 --model 1.3B --batch 1000000 --micro-batch 32");
+    double linear = long_step.stages[0].work.at(1000000).linear_flops;
+    check(std::abs(linear / 1.61093e19 - 1) < 1e-4, text("%g FLOPs of a step of 2e9 tokens", linear));
+    plan_of("--hardware dgx-a100 --batch 131072 --micro-batch auto --layers 1 --hidden 64 --heads 1 "
+            "--sequence 8");
     refuses("at most 1", [] { resolved_plan("--gemm-efficiency 5"); });
     Plan planned = plan_of(mtnlg + "--world-size 2240");
     Plan slow = plan_of(mtnlg + "--world-size 2240 --network-rate 5");
@@ -243,6 +269,32 @@ void test_plan_advice() {
     std::string saves = plan_text(plan_of(mtnlg + "--world-size 2240 --file-system-rate 100"));
     check(saves.find("checkpoint      6355 GB; a rank writes up to 3.09 GB") != std::string::npos &&
               saves.find("written in 63.5 s beside the steps") != std::string::npos, "times of saves");
+}
+
+// the ten fastest layouts of a search take as long as --plan says of each
+void check_search(const std::string& words, int ranks) {
+    Run run = resolved_plan("search " + words);
+    std::string found = search(run, choose_hardware(run.options));
+    std::istringstream lines(found);
+    std::string line;
+    double before = 0;
+    int listed = 0;
+
+    while (std::getline(lines, line)) {
+        int t, d, pipe, v, b;
+        char recompute[16];
+        double s;
+        if (sscanf(line.c_str(), "%d %d %d %d %d %15s %lf", &t, &d, &pipe, &v, &b, recompute, &s) != 7)
+            continue;
+        Plan one = plan_of(words + text("--tensor-parallel %d --pipeline-parallel %d --pipeline-chunks %d "
+                                        "--micro-batch %d --recompute %s", t, pipe, v, b, recompute));
+        bool same = std::abs(one.step().seconds - s) < 0.006;
+        check(t * d * pipe == ranks && same && s >= before && s > 0.1, line);
+        before = s;
+        listed++;
+    }
+
+    check(listed == 10, text("%d layouts listed", listed));
 }
 
 // what is drawn, and what programs read
@@ -268,28 +320,10 @@ void test_plan_forms() {
     check(j.at("world", "").integer("") == 16 && j.at("stages", "").items.size() == 4, "the plan as JSON");
     check(j.at("stages", "").items[3].at("parameters", "").integer("") == p.stages[3].parameters,
           "its stages");
-    const std::string large = "--hardware dgx-h100 --model 6.7B --batch 64 --world-size 16 ";
-    Run run = resolved_plan("search " + large);
-    std::string found = search(run, choose_hardware(run.options));
-    std::istringstream lines(found);
-    std::string line;
-    double before = 0;
-    int listed = 0;
-
-    while (std::getline(lines, line)) {
-        int t, d, pipe, v, b;
-        char recompute[16];
-        double s;
-        if (sscanf(line.c_str(), "%d %d %d %d %d %15s %lf", &t, &d, &pipe, &v, &b, recompute, &s) != 7)
-            continue;
-        Plan one = plan_of(large + text("--tensor-parallel %d --pipeline-parallel %d --pipeline-chunks %d "
-                                        "--micro-batch %d --recompute %s", t, pipe, v, b, recompute));
-        check(t * d * pipe == 16 && std::abs(one.step().seconds - s) < 0.006 && s >= before && s > 0.1, line);
-        before = s;
-        listed++;
-    }
-
-    check(listed == 10, text("%d layouts listed", listed));
+    check_search("--hardware dgx-h100 --model 6.7B --batch 64 --world-size 16 ", 16);
+    // replicas of some middle stages are on one node, of others on two
+    check_search("--hardware dgx-a100 --layers 40 --heads 24 --hidden 3072 --batch 12 --world-size 12 "
+                 "--network-rate 3 ", 12);
     // planned by a build in which floatX and real may be one type; in the build planned for they are two
     Plan one = plan_of("--hardware dgx-h200 --model 124M --batch 64 --micro-batch 64 ");
     OperationTable all = one.stages[0].run.operations(make_schedule(0, pipeline_shape(one.o, 1, 64)));

@@ -187,6 +187,14 @@ inline int micro_batch_of_checkpoint(const Run& run, int share) {
     return B > 0 && share % B == 0 ? B : 0;
 }
 
+// a search has more replicas than the layout that it starts with
+inline void check_micro_batches(const Options& o, int d) {
+    constexpr int most = 1 << 16;
+    if (o.batch / d / o.micro_batch > most && o.plan != "search")
+        fail("--batch %d: makes more than %d micro-batches a step on each replica: choose a larger "
+             "--micro-batch, or a smaller --batch", o.batch, most);
+}
+
 // the batch size, and every batch size of the ramp, must be whole micro-batches on every replica
 inline void resolve_batch(Run& run) {
     Options& o = run.options;
@@ -202,6 +210,14 @@ inline void resolve_batch(Run& run) {
     if (o.ramp_start && (o.batch - o.ramp_start) % o.ramp_increment)
         fail("--ramp-start %d by --ramp-increment %d does not reach --batch %d: choose an increment that "
              "divides %d", o.ramp_start, o.ramp_increment, o.batch, o.batch - o.ramp_start);
+
+    constexpr long most_sizes = 1 << 14, most_steps = 100'000'000;
+    if (o.ramp_start && (o.batch - o.ramp_start) / o.ramp_increment > most_sizes)
+        fail("--ramp-increment %d: makes more than %ld batch sizes, each with its own schedule: choose a "
+             "larger one", o.ramp_increment, most_sizes);
+    if (o.ramp_start && o.ramp_tokens / o.sequence / o.ramp_start > most_steps)
+        fail("--ramp-tokens %ld: more than %ld steps of the ramp: choose fewer, or a larger --ramp-start",
+             o.ramp_tokens, most_steps);
 
     if (o.batch % d) fail("--batch %d over %d data-parallel ranks: choose a multiple of %d", o.batch, d, d);
     int common = 0;  // greatest common divisor of the batch sizes still to come
@@ -222,11 +238,6 @@ inline void resolve_batch(Run& run) {
     }
     run.automatic_micro_batch |= o.micro_batch == automatic;
     if (o.micro_batch == automatic) o.micro_batch = 1;  // until choose_micro_batch()
-    int part = std::max(1, o.micro_batch ? o.micro_batch : std::min(4, share));
-    if (o.batch / d / part > 1 << 16 && o.plan != "search")  // a search has more replicas than this one
-        fail("--batch %d: makes more than %d micro-batches a step on each replica: choose a larger "
-             "--micro-batch, or a smaller --batch", o.batch, 1 << 16);
-
     if (!o.micro_batch)
         for (o.micro_batch = std::min(4, share); share % o.micro_batch; o.micro_batch--) {}
     if (share % o.micro_batch)
@@ -234,6 +245,7 @@ inline void resolve_batch(Run& run) {
              o.ramp_start ? "the ramp's common divisor" : "--batch", common,
              d > 1 ? text(" / %d data-parallel ranks", d).c_str() : "",
              divisors_near(share, o.micro_batch).c_str());
+    if (!run.automatic_micro_batch) check_micro_batches(o, d);
 }
 
 // the run's last step, by --steps and --until-tokens: counted step by step, because the batch size may grow
@@ -244,6 +256,10 @@ inline void resolve_last_step(Run& run) {
     run.last_step = run.state.step;
     uint64_t enough = o.until_tokens ? (uint64_t)o.until_tokens : std::numeric_limits<uint64_t>::max();
     uint64_t tokens = run.state.tokens_seen;  // not samples * T: --on-spike back skips samples
+    constexpr double most_tokens = 9e15;      // as any option's
+    if (o.has("steps") && (double)o.steps * o.batch * (double)T > most_tokens)
+        fail("--steps %ld of %d sequences of %d tokens: more than %g tokens: choose fewer", o.steps, o.batch,
+             o.sequence, most_tokens);
 
     for (; run.last_step < most && tokens < enough; run.last_step++) {
         int B = batch_after(o, samples);
@@ -258,6 +274,9 @@ inline void resolve_last_step(Run& run) {
         }
     }
     run.last_tokens = tokens;
+    if (o.until_tokens && tokens < enough && !o.has("steps"))
+        fail("--until-tokens %ld: more than %ld steps: choose a larger --batch, or --steps too",
+             o.until_tokens, most);
     if (!o.has("steps")) o.steps = run.last_step;
 }
 

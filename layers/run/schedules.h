@@ -31,8 +31,8 @@ inline void check_pipeline(const PipelineShape& s) {
     // of some 1,000 entries of the device's launch queue, and the host blocks once that is full
     constexpr int most_waiting = 128;
     if (s.interleave_group - s.p > most_waiting)
-        fail("--pipeline-group %d over %d stages: must be at most %d: give a smaller one, or fewer "
-             "micro-batches", s.interleave_group, s.p, s.p + most_waiting);
+        fail("--pipeline-group %d over %d stages: must be at most %d: give a smaller one, or "
+             "another number of micro-batches", s.interleave_group, s.p, s.p + most_waiting);
     if (legal_group(s.p, s.micro_batches, s.interleave_group)) return;
     std::vector<std::string> good;
     for (int g = s.p; g <= s.micro_batches; g++)
