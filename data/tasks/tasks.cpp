@@ -29,7 +29,7 @@ const std::vector<OptionForm> forms = {
      "examples before each document, from the train split if there is one; few:\n"
      "                       as many as in MT-NLG's announcement", "0"},
     {"form", OptionForm::Text,
-     "alternative wording: lambada cloze, mtnlg; race filled, mtnlg; boolq v1\n"
+     "alternative wording: lambada cloze, mtnlg; race filled, mtnlg; boolq v1; hans mtnlg\n"
      "                       [the harness's, autumn 2021]"},
     {"vocabulary", OptionForm::Text, "the model's vocabulary: bytes, GPT-2's vocab.bpe or a tokenizer.json"},
     {"output", OptionForm::Text, "evaluation file for train_gpt --evaluate"},
