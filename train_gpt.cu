@@ -42,7 +42,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     double tokens = (double)samples.batch * model.shape.T, counted = samples.counted_tokens();
     // the step's loss is the mean over the tokens that count: gradients are summed, and never divided
     real dloss = (real)(1 / counted);
-    prefetch_samples(run, trainer, samples.first + samples.batch);
+    prefetch_samples(run, trainer, samples.first + samples.batch);  // into the other buffer
 
     result.learning_rate = scheduled_rate(o, (double)run.state.tokens_seen + tokens);
     // the device skips an update whose gradient norm or sum of losses is not finite or above these limits,

@@ -3,7 +3,8 @@
 //   A sample is T + 1 tokens, T inputs and their targets, and overlaps the next in its file by one. Several
 //   files are one set; no sample spans two files. An epoch visits every sample once, in a shuffled order that
 //   is computed, not stored: a Feistel network over the samples' numbers, keyed by seed and epoch. So the
-//   position in training is the number of samples consumed (RunState.samples_seen, which checkpoints store).
+//   position in training is the number of samples consumed (RunState.samples_seen, stored in checkpoints). A
+//   resume refuses another seed, T or training set (run/resolve.h, sets.h), and takes any t, d and p.
 //   A blend mixes several sets by weight. Sample n comes from the set with the largest
 //   w[i] * max(n, 1) - taken[i], the first on ties: the rule of MT-NLG's training code, which keeps each set
 //   within about one sample of its share (with MT-NLG's weights never more than 1.05). The weights are scaled

@@ -1,8 +1,8 @@
 // adamw.cuh   Adam with decoupled weight decay (Loshchilov & Hutter, 2019), and gradient clipping by norm
 //   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2      g: the gradient times scale
-//   w = w - rate * (mhat / (sqrt(vhat) + epsilon) + decay * w)      mhat = m / (1 - beta1^step), vhat alike
+//   w = w - rate * (mhat / (sqrt(vhat) + epsilon) + decay * w)      mhat = m / (1 - beta1^update), vhat alike
 //   scale = min(1, clip / (norm + 1e-6)), norm = L2 norm of all gradients; without clip 1. If the
-//   norm or the loss is not finite, or exceeds its limit, the update is skipped, and not counted in `step`.
+//   norm or the loss is not finite, or exceeds its limit, the update is skipped, and not counted in `update`.
 //   The device decides; the host learns of it when the step has ended.
 //   parameters (n) floatX   m, v (n) real or bf16   gradients (n) real
 //   flags (n / 128): one byte for every 128 values; n and all tensors' offsets are multiples of 128
@@ -55,8 +55,8 @@ HOST_DEVICE inline uint32_t mix_bits(uint32_t h) {
 // 32 pseudo-random bits, derived from the update's inputs: copies of a value on several ranks are rounded
 // alike, and a resumed run rounds as the uninterrupted one would have. In another layout the last bits of g
 // differ, so the random bits differ too; except in fp64, where w and g are rounded to fp32 here
-HOST_DEVICE inline uint32_t rounding_bits(uint32_t step, real w, real g) {
-    uint32_t h = mix_bits(mix_bits(step) ^ bits_as<uint32_t>((float)w));
+HOST_DEVICE inline uint32_t rounding_bits(uint32_t update_number, real w, real g) {
+    uint32_t h = mix_bits(mix_bits(update_number) ^ bits_as<uint32_t>((float)w));
     return mix_bits(h ^ bits_as<uint32_t>((float)g));
 }
 
@@ -105,8 +105,8 @@ constexpr uint8_t flag_decay = 1, flag_in_norm = 2;  // weight decay applies; th
 
 struct HyperParameters {
     real rate, beta1, beta2, epsilon, decay;
-    real correction1, correction2;  // 1 - beta1^step, 1 - beta2^step
-    uint32_t step = 1;
+    real correction1, correction2;  // 1 - beta1^update_number, 1 - beta2^update_number
+    uint32_t update_number = 1;
     double norm_limit = INFINITY, loss_limit = INFINITY;  // of the norm, and of the sum of the step's losses
     double clip = 0;                                      // largest gradient norm; 0: no clipping
 
@@ -281,7 +281,7 @@ void update_span(State state, const real* gradients, HyperParameters hyper, real
     for (long i = first; i < first + flag_span; i++) {
         real w = state.master(i), m = real(state.m[i]), v = real(state.v[i]);
         real g = gradients[i] * scale;
-        uint32_t chance = State::rounds ? rounding_bits(hyper.step, w, g) : 0;
+        uint32_t chance = State::rounds ? rounding_bits(hyper.update_number, w, g) : 0;
         state.set_master(i, State::keep(hyper.update(w, m, v, g, decaying), chance));
         round_stochastically(state.m[i], m, chance);
         round_stochastically(state.v[i], v, chance >> 16);
@@ -368,7 +368,7 @@ __device__ inline StateCheck adamw_values(const State& state, const real* gradie
         real w = join_master(parameters.at[k], low_bits.at[k]), m = real(ms.at[k]), v = real(vs.at[k]);
         real g = gs.at[k] * scale;
         sums.read += StateCheck::term(i + k, w, ms.at[k], vs.at[k]);
-        uint32_t chance = State::rounds ? rounding_bits(hyper.step, w, g) : 0;
+        uint32_t chance = State::rounds ? rounding_bits(hyper.update_number, w, g) : 0;
         MasterHalves updated = state.keep(hyper.update(w, m, v, g, decaying), chance);
         parameters.at[k] = updated.parameter;
         low_bits.at[k] = updated.low_bits;

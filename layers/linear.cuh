@@ -255,7 +255,7 @@ void LinearForward::gpu(Stream s) const {
         if (b && !fused) LAUNCH(gpu::add_bias_kernel, N, 128, 0, s, y, b, OC);
     };
     bool fits = b && fits_epilogue(OC);
-    run(fits && (!residual || gpu::fuses("bias and residual", fused_gemm, s, run, true)));
+    run(fits && (!residual || gpu::fuses("bias and residual", fused_gemm, s, run, /*untimed=*/true)));
 }
 
 void LinearGeluForward::gpu(Stream s) const {

@@ -414,6 +414,7 @@ def main():
     try:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         code = engine.process.wait()
+        time.sleep(1)  # in which the clients are told
         sys.exit(f"serve.py: the model's process ended with {code}")
     except KeyboardInterrupt:
         engine.process.kill()

@@ -96,7 +96,7 @@ inline double vector_exp(double x) { return std::exp(x); }
 
 // Counter-based (Philox4x32-10; Salmon et al., SC'11): a value is a function of (seed, purpose, index) alone,
 // never of the rank or of earlier draws. Every layout starts from the same weights, and a resumed run draws
-// what the uninterrupted one would have
+// what the uninterrupted one would have. (AdamW's rounding bits follow from values: rounding_bits, adamw.cuh)
 struct Philox { uint32_t x[4]; };
 
 inline Philox philox(uint64_t key, uint64_t counter_high, uint64_t counter_low) {

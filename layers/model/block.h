@@ -131,7 +131,7 @@ inline const floatX* gathered_input(const LayerContext& ctx, const floatX* x, in
 //   mlp_or_qkv   d_up         d_up                               d_qkv    d_qkv
 //   unreduced                 gradient of ln2             d_o    d_o      gradient of ln1
 //   reduced                   its sum over t       read                   its sum over t       read
-// Steps with a column sum use `columns`, step 3 also attention's scratch, each within one operation
+// All steps but 6 and 2 use `columns`, step 3 also attention's scratch, each within one operation
 
 // Steps 8 to 5: d_residual, the gradient of y, becomes that of mid
 inline void mlp_backward(floatX* d_residual, real* const* g, const BlockActivations& a,

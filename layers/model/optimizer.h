@@ -2,7 +2,8 @@
 //   Every bucket of the flat buffers is split into d equal slices. Data-parallel rank i owns slice i: it
 //   receives the slice's summed gradients, is the only one to hold its master weights and moments, and
 //   updates it; then the new parameters are all-gathered. With one shard (--zero 0, or d = 1) each rank owns
-//   everything, and gradients are all-reduced if d > 1.
+//   everything, and gradients are all-reduced if d > 1. Slices follow from d alone: a resume with another d
+//   computes new ones, and reads their values from whatever pieces hold them (run/resume.h).
 //   low_bits, m, v: for the owned slices, in the format of adamw.cuh
 //   Bytes per parameter in bf16: parameter 2, gradient 4, and (2 + 4 + 4) / shards for low_bits, m and v
 //     (on one stage, with several micro-batches, wte's take 4 more: the logits' part of its gradient)
@@ -94,14 +95,14 @@ struct Optimizer {
         host_free(next_hyper);
     }
 
-    // Sets the hyper-parameters of the next step to be enqueued: update number `step`, counted from 1. The
+    // Sets the hyper-parameters of the next step to be enqueued: its update is number `update`, from 1. The
     // previous step has ended by then, as the host has waited for its decision. The device skips the update
     // if the norm before clipping or the sum of losses is not finite or exceeds its limit
-    void set_hyper_parameters(const OptimizerOptions& options, double rate, long step,
+    void set_hyper_parameters(const OptimizerOptions& options, double rate, long update,
                               double norm_limit = INFINITY, double loss_limit = INFINITY) {
         *next_hyper = {(real)rate, (real)options.beta1, (real)options.beta2, (real)options.epsilon,
-                       (real)options.weight_decay, (real)(1 - std::pow(options.beta1, step)),
-                       (real)(1 - std::pow(options.beta2, step)), (uint32_t)step, norm_limit, loss_limit,
+                       (real)options.weight_decay, (real)(1 - std::pow(options.beta1, update)),
+                       (real)(1 - std::pow(options.beta2, update)), (uint32_t)update, norm_limit, loss_limit,
                        options.clip};
     }
 

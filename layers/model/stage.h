@@ -2,7 +2,7 @@
 //   All memory is allocated before the first step (run/allocate.h).
 //     in_flight[slot] activations of one micro-batch in one chunk of layers, from forward to backward
 //     inputs[i]       (N_r, C): input of the chunk's first layer; received, or the embedding
-//     dx_buffers[i]   (N_r, C): gradient of the residual stream, from the chunk's output down to its input
+//     dx_buffers[i]   (N_r, C): d_residual, gradient of the residual stream, from a chunk's output to input
 //   Parameters are grouped in buckets (params.h). The reduction of a bucket's gradients over data-parallel
 //   ranks starts as soon as the last micro-batch has added to them; forward, or backward if it computes the
 //   loss itself, waits for a bucket's new parameters just before it first reads them.
@@ -315,7 +315,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     embed_backward(dwte, model.gradient(table.wpe), d_residual, mb.in_flight.tokens,
                    mb.in_flight.sorted_rows, mb.in_flight.run_starts, ctx, mb.batch);
     if (mb.is_last_micro_batch && model.sums_wte_apart())
-        compute(AddValues{.sum = dwte, .x = from_logits, .n = size}, model.stream);
+        compute(AddValues{.sum = dwte, .x = from_logits, .n = size}, model.stream);  // adamw.cuh
     begin_reduction(table.list[table.wte]);
     begin_reduction(table.list[table.wpe]);  // complete since embed_backward
 }
