@@ -33,8 +33,10 @@ case $list in
 esac
 
 # the URLs of the chosen files that are not here yet
-zcat -f -- "$list" | sed -e 's/\r$//' -e '/^#/d; /^$/d' -e "/^https\{0,1\}:/! s|^/*|${from%/}/|" |
-    awk -v n="$count" '{ all[NR] = $0 }
+zcat -f -- "$list" | sed -e 's/\r$//' -e '/^#/d; /^$/d' |
+    CRAWL_FROM=${from%/} awk -v n="$count" '
+        !/^https?:/ { sub("^/*", ""); $0 = ENVIRON["CRAWL_FROM"] "/" $0 }
+        { all[NR] = $0 }
         END { if (!n || n > NR) n = NR; for (i = 0; i < n; i++) print all[int(i * NR / n) + 1] }' \
         > "$folder/partial/urls"
 [ -s "$folder/partial/urls" ] || { echo "crawl.sh: $list: names no file" >&2; exit 1; }

@@ -242,6 +242,17 @@ def launcher_rules():
     for printed, wanted in (
         (failed.format(1), {"node2.cluster": "lost"}),  # which does not answer: rank 1 missed it
         ("on node node3 exited on signal 9", {"node3.cluster": "lost"}),
+        # Open MPI 5
+        (
+            "prterun noticed that process rank 4 with PID 7 on node node3 exited on\nsignal 9 (Killed).",
+            {"node3.cluster": "lost"},
+        ),
+        (
+            "PRTE has lost communication with a remote daemon.\n\n"
+            "  HNP daemon   : [prterun-a-34@0,0] on node a\n"
+            "  Remote daemon: [prterun-a-34@0,1] on node node1\n",
+            {"node1.cluster": "lost"},
+        ),
         ("train_gpt: node1.cluster.local: step 7 read other", {"node1.cluster": "memory"}),
         ("train_gpt: node3: step 7, computed twice, gave", {"node3.cluster": "memory"}),
         (
@@ -264,9 +275,19 @@ def launcher_rules():
     for printed, wanted in (
         ("ssh: connect to host 10.0.0.2 port 22: No route to host", {"10.0.0.2": "lost"}),
         ("[rank 3] train_gpt: node2: step 7 read other", {"10.0.0.2": "memory"}),
+        ("mpirun noticed that process rank 3 with PID 0 on node n2 exited on signal 9", {"10.0.0.2": "lost"}),
     ):
         found = launch.named_hosts(printed, addresses, addresses[:3], 2)
         check(found == wanted, f"lost on {wanted}: {found} by {printed}")
+
+    # two hosts whose names differ in their domains alone
+    twins = ["gpu1.rackA", "gpu1.rackB"]
+    found = launch.named_hosts("on node gpu1.rackA exited on signal 9", twins, twins, 2)
+    check(found == {"gpu1.rackA": "lost"}, f"of two with one first label: {found}")
+    check(launch.named_hosts("on node gpu1 exited on signal 9", twins, twins, 2) == {}, "neither is blamed")
+    for label in ("", "[1,0]<stdout>:", "0: "):
+        line = label + "step      1/20  loss 5.8"
+        check(launch.STEP.search(f"first\n{line}"), f"a step: {line}")
 
     recipe = (
         "--batch 1920 --ramp-start 32 --ramp-increment 32 --tensor-parallel 8 --pipeline-parallel 35".split()
@@ -283,6 +304,16 @@ def launcher_rules():
     ):
         large = launch.Launcher("mpirun", ["h"] * 240, 8, 240, launch.Options(options))
         check(large.replicas(239) == wanted, f"replicas on 239 hosts: {large.replicas(239)} for {wanted}")
+
+    # what a resumed run is not given it takes from its checkpoint
+    kept = WORK / "kept/step-00000010"
+    kept.mkdir(parents=True)
+    (kept / "index.json").write_text(json.dumps({"options": {"batch": "9", "micro-batch": "auto"}}))
+    for words, wanted in ((["--save", str(WORK / "kept")], 1), (["--resume", str(kept), "--save", "x"], 1)):
+        resumed = launch.Launcher("mpirun", ["h"] * 3, 1, 3, launch.Options(words))
+        check(resumed.replicas(2) == wanted, f"{words}: {resumed.replicas(2)} replicas of a batch of 9")
+    newest = launch.Options(["--resume", str(kept)]).folder()
+    check(newest == WORK / "kept", f"back into the newest checkpoint's folder: {newest}")
 
     # options as train_gpt reads them: the last of several; a file's behind a mark and tabs
     config = WORK / "rules.conf"
@@ -303,6 +334,7 @@ def launcher_rules():
 
     # a host that is lost on again and again without a spare is not taken back at once, nor one written down
     launcher.wanted = 4
+    (WORK / "rules").mkdir()
     launcher.record["attempts"].append({"lost_on": ["node3.cluster"]})
     launcher.exclude({"node3.cluster": "lost", "node2.cluster": "lost"})
     (WORK / "rules/excluded-hosts").open("a").write("node4.cluster\n")
@@ -316,3 +348,13 @@ def launcher_rules():
     launcher.take_back()
     left = (WORK / "rules/excluded-hosts").read_text()
     check(left == "node1.cluster memory then\n", f"bad memory: {left}")
+    (WORK / "rules/excluded-hosts").write_text("node4.cluster")  # by hand, without the line's end
+    launcher.exclude({"node3.cluster": "lost"})
+    left = (WORK / "rules/excluded-hosts").read_text().split()
+    check(left[:2] == ["node4.cluster", "node3.cluster"], f"a line without its end: {left}")
+
+    # --resume-before holds until a step has been taken
+    once = launch.Launcher("mpirun", hosts, 1, 1, launch.Options(["--save", "x", "--resume-before", "7"]))
+    before = once.command(hosts[:1], 1, None)
+    once.ran = True
+    check("--resume-before" in before and "--resume-before" not in once.command(hosts[:1], 1, None), "once")

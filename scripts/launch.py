@@ -29,6 +29,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,10 +43,11 @@ from launch_log import ENDS, SPIKE, first_label, named_hosts
 DIVERGED = 3  # train_gpt's exit code: a loss that is not finite, or a spike
 PROGRAM = Path(os.environ.get("LAUNCH_DIR", "."), "train_gpt").resolve()
 ATTEMPTS = 3  # without a newer checkpoint
-STEP = re.compile(r"^step +\d+/", re.M)
+STEP = re.compile(r"\bstep +\d+/\d")  # behind a label, where mpirun or srun give one
 LONGEST_PAUSE = 300
 LONGEST_END = 30  # of mpirun or srun, once they have said that the run is lost
 ANSWER_SECONDS = 30  # of a host that is asked to start a program
+SIGNAL_AGAIN = 10  # seconds after which a signal that no rank has confirmed is sent again
 
 
 def say(message, file=None, end="\n"):
@@ -114,9 +116,12 @@ class Options:
             stop(f"--{name} {given}: expected a number")
 
     def folder(self):
-        """Where the run saves: by --save, or back into what --resume names, unless that is one checkpoint."""
-        resumed = self.values.get("resume", "")
-        back = "" if re.fullmatch(r"step-\d+", Path(resumed).name) else resumed
+        """Where the run saves: by --save, or back into what --resume names, unless that is an old one."""
+        resumed = Path(self.values.get("resume", ""))
+        back = self.values.get("resume", "")
+        if re.fullmatch(r"step-\d+", resumed.name):  # goes on where it was only if it is the newest
+            newest = newest_checkpoint(resumed.parent) == int(resumed.name[5:])
+            back = str(resumed.parent) if newest else ""
         named = self.values.get("save", back)
         return Path(named) if named and named != "no" else None
 
@@ -134,6 +139,17 @@ def newest_checkpoint(folder, before=None):
     names = [path.name for path in found if not (path / "DAMAGED").exists()]
     steps = [int(name[5:]) for name in names if re.fullmatch(r"step-\d+", name)]
     return max((step for step in steps if before is None or step < before), default=-1)
+
+
+def options_of_newest(folder):
+    """The options that the newest checkpoint's run had, from which a resumed run takes its recipe."""
+    step = newest_checkpoint(folder)
+    if step < 0:
+        return {}
+    try:
+        return json.loads((folder / f"step-{step:08d}/index.json").read_text())["options"]
+    except (OSError, ValueError, KeyError):
+        return {}
 
 
 def read_hosts(path):
@@ -156,8 +172,11 @@ class Launcher:
         self.stopping = False
         self.ran = False  # a step of any attempt
         self.was_killed = False
+        self.confirmed = False  # a rank has said that it received a signal
+        self.signalled = 0.0  # when it was last sent
         self.record = {"command": sys.argv, "pid": os.getpid(), "host": os.uname().nodename, "attempts": []}
-        self.record["metrics"] = options.values.get("metrics", "")
+        metrics = options.values.get("metrics", "")
+        self.record["metrics"] = str(Path(metrics).resolve()) if metrics else ""
 
     # ---- what is started
 
@@ -220,13 +239,21 @@ class Launcher:
 
     def replicas(self, hosts):
         """The most replicas that fit on so many hosts and divide every batch of the run; 0: none."""
-        part = (
-            1 if self.options.values.get("micro-batch") == "auto" else self.options.number("micro-batch", 1)
-        )
-        batches = [self.options.number("batch", 8)]
-        start = self.options.number("ramp-start", 0)
+        named = self.options.values.get("resume", "")
+        resumed = Path(named) if named else None
+        if resumed and re.fullmatch(r"step-\d+", resumed.name):
+            resumed = resumed.parent
+        saved = options_of_newest(self.folder) or options_of_newest(resumed)
+
+        def number(name, default):  # a resumed run takes what it is not given from its checkpoint
+            given = self.options.values.get(name, saved.get(name, default))
+            return default if given == "auto" else Options(["--" + name, str(given)]).number(name, default)
+
+        part = 1 if self.options.values.get("micro-batch") == "auto" else number("micro-batch", 1)
+        batches = [number("batch", 8)]
+        start = number("ramp-start", 0)
         if start:
-            batches += [start, self.options.number("ramp-increment", start)]
+            batches += [start, number("ramp-increment", start) or start]
         most = hosts * self.each // self.options.ranks_of_replica()
         return next((d for d in range(most, 0, -1) if all(batch % (d * part) == 0 for batch in batches)), 0)
 
@@ -252,7 +279,8 @@ class Launcher:
                 " hosts"
             )
             if self.stopping or time.time() - began > self.patience:
-                stop(message)
+                say(f"launch.py: {message}", sys.stderr)
+                self.leave(1, True)
             if not told:
                 say(f"launch.py: {message}; waiting for them")
             told = True
@@ -262,6 +290,8 @@ class Launcher:
         words = self.options.without("world-size")
         if newest_checkpoint(self.folder) >= 0:  # what --resume named is behind it
             words = Options(words).without("resume") + ["--resume", str(self.folder)]
+        if self.ran or os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
+            words = Options(words).without("resume-before")  # it has set aside what it should
         if resume_before is not None:
             words = words + ["--resume-before", str(resume_before)]
         starter = self.starter(hosts, ranks, self.each, "train_gpt")
@@ -293,7 +323,6 @@ class Launcher:
     def keep(self, name, mode, text):
         """Writes into a file of the folder; if its disk is full, the run goes on without."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             with open(self.folder / name, mode, encoding="utf8") as file:
                 file.write(text)
             return True
@@ -327,6 +356,8 @@ class Launcher:
         for line in attempt.lines:
             attempt.tail.append(line)
             attempt.heard = time.time()
+            self.ran = self.ran or bool(STEP.search(line))
+            self.confirmed = self.confirmed or "signal received" in line
             if ENDS.search(line):
                 attempt.ends_since = attempt.ends_since or time.time()
             say(line, end="")
@@ -355,6 +386,9 @@ class Launcher:
         reader.start()
         while self.child.poll() is None:
             time.sleep(0.05)
+            # mpirun drops what comes before its ranks have started
+            if self.stopping and not self.confirmed and time.time() - self.signalled > SIGNAL_AGAIN:
+                self.on_signal(None, None)
             silent = time.time() - attempt.heard > self.silence
             if silent or (attempt.ends_since and time.time() - attempt.ends_since > LONGEST_END):
                 self.kill(self.child.pid, "train_gpt")
@@ -377,7 +411,6 @@ class Launcher:
 
     def end_if_permanent(self, code, printed, lost):
         """If no step was printed and no host named, another attempt would end like this one."""
-        self.ran = self.ran or bool(STEP.search(printed))
         # after steps of this run, that is the remains of an earlier attempt, which will end
         taken = "writes there: end that run" in printed and not self.ran
         meanwhile = "another run has ended meanwhile" in printed  # start again, it says
@@ -391,7 +424,12 @@ class Launcher:
         )
 
     def lock(self):
-        """One launcher for a folder."""
+        """One launcher for a folder, which is made here, and never again."""
+        if self.folder:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as e:
+                say(f"launch.py: {self.folder}: {e.strerror}", sys.stderr)
         if not self.folder or not self.keep(".launch.lock", "a", ""):
             return
         self.locked = open(self.folder / ".launch.lock", "r+")
@@ -433,7 +471,10 @@ class Launcher:
 
         if out and self.folder:
             when = time.strftime("%Y-%m-%dT%H:%M:%S")
-            self.keep("excluded-hosts", "a", "".join(f"{host} {why[host]} {when}\n" for host in out))
+            listed = self.folder / "excluded-hosts"  # which somebody may have edited
+            ends = not listed.exists() or not (text := listed.read_text()) or text.endswith("\n")
+            lines = "".join(f"{host} {why[host]} {when}\n" for host in out)
+            self.keep("excluded-hosts", "a", ("" if ends else "\n") + lines)
         elif out:
             self.excluded.update(dict.fromkeys(out, ""))
 
@@ -453,7 +494,14 @@ class Launcher:
                 signal.signal(number, self.on_signal)
         self.lock()
         failures, resume_before, best = 0, None, newest_checkpoint(self.folder)
+        divergences, furthest = 0, best
         while True:
+            vanished = best >= 0 and newest_checkpoint(self.folder) < 0
+            if vanished and not any(self.folder.glob("diverged-step-*")):
+                stop(
+                    f"{self.folder}: has no checkpoint any more, and had one of step {best}: is it still"
+                    " mounted, and under this name?"
+                )
             hosts, ranks = self.choose()
             if self.how == "mpirun":  # it begins with the host that it runs on, if that takes part
                 hosts.sort(key=lambda host: first_label(host) != first_label(os.uname().nodename))
@@ -483,16 +531,21 @@ class Launcher:
             if not self.folder:
                 stop(f"train_gpt ended with {code}, and there is no --save to resume from")
 
-            progress, best = end > best, max(end, best)  # a step that was never saved before
+            # a step that was never saved before or, of what a rollback had set aside, is saved anew
+            progress = end > (best if resume_before is None else start)
+            best = end if progress else max(end, best)
+            divergences += code == DIVERGED or bool(SPIKE.search(printed))
+            if best > furthest:
+                divergences, furthest = 0, best
             if progress:
                 resume_before = None
             elif (code == DIVERGED or SPIKE.search(printed)) and start >= 0:  # the checkpoint leads there
                 resume_before = start
 
             failures = 0 if progress else failures + 1
-            if failures >= ATTEMPTS:
+            if failures >= ATTEMPTS or divergences >= ATTEMPTS:
                 stop(
-                    f"{ATTEMPTS} attempts without a newer checkpoint than step {end}: see"
+                    f"{ATTEMPTS} attempts without a newer checkpoint than step {furthest}: see"
                     f" {self.folder}/launch.log"
                 )
 
@@ -505,6 +558,7 @@ class Launcher:
 
     def on_signal(self, number, frame):
         self.stopping = True
+        self.signalled = time.time()
         if self.child and self.child.poll() is None:
             # mpirun and srun hand SIGUSR1 on; at SIGTERM mpirun kills its ranks after a second
             self.child.send_signal(signal.SIGUSR1)
@@ -512,6 +566,9 @@ class Launcher:
 
 def main(words):
     how = words[0] if words else ""
+    for program in {"mpirun": ["mpirun"], "slurm": ["srun", "scontrol"]}.get(how, []):
+        if not shutil.which(program):
+            stop(f"there is no {program} here: load its module, or add it to PATH")
     if how == "mpirun" and len(words) >= 4:
         hostfile, each, rest = Path(words[1]), words[2], words[3:]
         if not hostfile.is_file() or not os.access(hostfile, os.R_OK):

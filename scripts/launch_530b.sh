@@ -15,7 +15,7 @@ case "${1:-}" in -h | --help) usage 0 ;; esac
 how=$1 where=$2
 shift 2
 spares=0
-if [[ $where =~ ^(.+)\+([0-9]+)$ ]]; then where=${BASH_REMATCH[1]} spares=${BASH_REMATCH[2]}; fi
+if [[ $where =~ ^(.+)\+([0-9]+)$ ]]; then where=${BASH_REMATCH[1]} spares=$((10#${BASH_REMATCH[2]})); fi
 case "$how" in
     slurm) nodes=$where ;;
     mpirun)

@@ -30,7 +30,7 @@ def whole(text):
 
 
 run = Path(sys.argv[1])
-saved = sorted(run.glob("step-*/index.json"))
+saved = sorted(file for file in run.glob("step-*/index.json") if file.parent.name[5:].isdigit())
 if (run / "launch.json").is_file():
     record = read(run / "launch.json")
 elif saved:  # no launcher started it: its newest checkpoint knows where the metrics are
