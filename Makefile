@@ -213,15 +213,18 @@ help:
 #: make clean                       remove what was built
 
 DEPENDENCIES := $(wildcard $(OBJECTS)/*.d $(TOOLS)/*.d)
--include $(DEPENDENCIES)
+ifneq ($(MAKECMDGOALS),clean)
+  -include $(DEPENDENCIES)
+endif
 # sources that were moved since the last build: what was made from them is made again
 USED  := $(sort $(filter %.cpp %.cu,$(if $(DEPENDENCIES),$(shell cat $(DEPENDENCIES)))))
 MOVED := $(filter-out $(wildcard $(USED)),$(USED))
 $(MOVED): ;
 
 # what was made with other settings is made again: the compiler and its flags, GPUs, MPI and BLAS
-now_settings  := $(strip $(CXX) $(ARCH) $(if $(filter-out file,$(origin CXXFLAGS)),$(CXXFLAGS)))
-now_libraries := $(strip $(MPI_FLAGS) $(BLAS))
+now_settings  := $(strip $(CXX) $(NVCC) $(ARCH) $(SANITIZE) \
+	$(if $(filter-out file,$(origin CXXFLAGS)),$(CXXFLAGS)))
+now_libraries := $(strip $(MPI_FLAGS) $(BLAS) $(ONEDNN) $(NCCL))
 now_gpu_code  := $(GPU_CODE)
 $(foreach folder,$(OBJECTS) $(TOOLS),$(addprefix $(folder)/,settings libraries gpu_code)): FORCE
 	@mkdir -p $(@D)
@@ -356,4 +359,5 @@ check:
 	python3 scripts/check.py
 	python3 scripts/check_headers.py
 clean:
-	rm -rf build $(PROGRAMS) corpus
+	rm -rf build
+	rm -f $(PROGRAMS) corpus

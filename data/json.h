@@ -56,7 +56,8 @@ struct Json::Member {
 };
 
 inline const Json* Json::find(std::string_view key) const {
-    for (auto& m : members) if (m.first == key) return &m.second;
+    for (size_t i = members.size(); i-- > 0;)  // of several with one name, as in Python, the last
+        if (members[i].first == key) return &members[i].second;
     return nullptr;
 }
 

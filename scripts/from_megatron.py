@@ -130,6 +130,11 @@ def check_arguments(args, folder):
         value = getattr(args, name, accepted[0])
         if value not in accepted:
             fail(f"{folder}: has {what} ({name} {value}), which this program does not support")
+    for name in ("hidden_size", "num_layers", "num_attention_heads"):
+        if not isinstance(getattr(args, name, None), int) or getattr(args, name) < 1:
+            fail(f"{folder}: has {name} {getattr(args, name, None)}, expected a number of a GPT")
+    if args.hidden_size % args.num_attention_heads:
+        fail(f"{folder}: {args.num_attention_heads} heads do not divide hidden_size {args.hidden_size}")
     epsilon = getattr(args, "norm_epsilon", getattr(args, "layernorm_epsilon", 1e-5))
     if epsilon != 1e-5:
         fail(f"{folder}: has layer norms with epsilon {epsilon}, this program computes 1e-5")
@@ -226,6 +231,8 @@ def main():
     parser.add_argument("output", type=Path, help="folder for config.json and model.safetensors")
     parser.add_argument("--vocabulary", type=int, help="tokens without padding [the checkpoint's vocab_size]")
     options = parser.parse_args()
+    if options.output.exists() and (not options.output.is_dir() or any(options.output.iterdir())):
+        fail(f"{options.output} is not empty: choose a new folder")
     args = read_arguments(options.checkpoint)
     check_arguments(args, options.checkpoint)
     tensors = read_tensors(options.checkpoint)
@@ -233,7 +240,7 @@ def main():
     said = getattr(args, "vocab_size", None)
     if said and str(getattr(args, "tokenizer_type", "")).startswith("Null"):
         said += 1  # a NullTokenizer's end-of-document token comes behind its vocab_size
-    vocabulary = options.vocabulary or said or padded
+    vocabulary = options.vocabulary if options.vocabulary is not None else said or padded
     if not 0 < vocabulary <= padded:
         fail(f"--vocabulary {vocabulary}: the checkpoint has {padded} rows of embeddings")
 
@@ -241,7 +248,8 @@ def main():
     shapes = {name: list(tensor.shape) for name, tensor in out.items()}
     layers = 1 + max(int(re.search(r"h\.(\d+)\.", name)[1]) for name in shapes if ".h." in name)
     options.output.mkdir(parents=True, exist_ok=True)
-    save_file(out, options.output / "model.safetensors", metadata={"format": "pt"})
+    save_file(out, options.output / "model.safetensors.partial", metadata={"format": "pt"})
+    (options.output / "model.safetensors.partial").rename(options.output / "model.safetensors")
     config = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",

@@ -304,6 +304,32 @@ def test_nanogpt(work, tensors):
     write_safetensors(f"{folder}/model.safetensors", {**tensors, "lm_head.weight": (shape, [0.5] * V * C)})
     refused(untied, "--from-huggingface", folder, "--to", f"{work}/none")
 
+    # what safetensors' save_model writes: of the tied names, the first
+    head_alone = {name: tensor for name, tensor in linear.items() if name != "wte.weight"}
+    write_safetensors(path, {**head_alone, "lm_head.weight": linear["wte.weight"]})
+    good("convert", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/head-alone")
+    check(export(work, "head-alone") == tensors, "embeddings under the head's name")
+
+    # files that the format forbids, and values that no model can have
+    write_safetensors(path, linear)
+    whole = open(path, "rb").read()
+    nan = {**linear, "wpe.weight": (linear["wpe.weight"][0], [math.nan] + linear["wpe.weight"][1][1:])}
+    shared = whole.replace(b'"data_offsets": [0, ', b'"data_offsets": [4, ')
+    for data, says in (
+        (whole + b"x" * 100, "truncated or damaged"),
+        (whole[:-4], "truncated or damaged"),
+        (shared, "begins at offset 4 of the data, expected 0"),
+        (nan, "wpe.weight has a value that is not finite"),
+    ):
+        write_safetensors(path, data) if isinstance(data, dict) else open(path, "wb").write(data)
+        refused(says, "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/none")
+    many = ([V + 2000, C], linear["wte.weight"][1] + [0.5] * 2000 * C)
+    write_safetensors(path, {**linear, "wte.weight": many})
+    cut = ["--tokenizer", "bytes", "--to", f"{work}/none"]
+    refused("which is more than padding", "--from-nanogpt", path, "--heads", NH, *cut)
+    write_safetensors(path, {**linear, "wte.weight": ([1, C], linear["wte.weight"][1][:C])})
+    refused("has a vocabulary of 1", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/none")
+
     missing = {name: tensor for name, tensor in state.items() if "h.1.mlp.c_fc.bias" not in name}
     write_safetensors(path, missing)
     refused("has no tensor h.1.mlp.c_fc.bias", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/none")
@@ -406,6 +432,14 @@ def test_tokenizers(work, _tensors):
         there = [open(f"{work}/{name}-hf/{file}").read() for file in files]
         back = [open(f"{work}/{name}-back-hf/{file}").read() for file in files]
         check(there == back and len(json.loads(back[0])) == size, f"the tokenizer of {name} comes back")
+
+    with open(f"{work}/blank.bpe", "w") as f:  # empty lines, which transformers refuses, are not copied
+        f.write("#version: 0.2\n\n" + "".join(f"a {c}\n\n" for c in "bcd"))
+    good("convert", "--from-huggingface", f"{work}/merged-hf", "--tokenizer", f"{work}/blank.bpe", "--to",
+         f"{work}/blank")  # fmt: skip
+    export(work, "blank")
+    lines = open(f"{work}/blank-hf/merges.txt").read().split("\n")
+    check(lines == ["#version: 0.2", "a b", "a c", "a d", ""], f"merges: {lines}")
 
     with open(f"{work}/merged-hf/merges.txt", "w") as f:  # the first line may be a merge already
         f.write("a b\na c\na d\n")
@@ -518,6 +552,7 @@ def test_megatron(work, tensors):
     def converted(says=None, **changed):
         torch.save({"args": argparse.Namespace(**{**args, **changed})}, f"{folder}/common.pt")
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "from_megatron.py")
+        shutil.rmtree(f"{work}/mega-hf", ignore_errors=True)
         done = start(sys.executable, 1, [script, folder, f"{work}/mega-hf"])
         right = done.returncode == (1 if says else 0) and (says or "") in done.stderr
         check(right, f"from_megatron.py, {changed}: {done.stdout} {done.stderr[-400:]}")

@@ -60,7 +60,7 @@ public:
                  tokens.c_str(), (size_t)count);
 
         ranges.resize(size);
-        memcpy(ranges.data(), file.data + 24, size * sizeof(AnswerRange));
+        if (size) memcpy(ranges.data(), file.data + 24, size * sizeof(AnswerRange));
         uint64_t all = 0, end = 0;
         for (auto& r : ranges) {
             if (r.first < end || r.end <= r.first || r.end > count)

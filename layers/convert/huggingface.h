@@ -76,7 +76,7 @@ inline ForeignModel open_nanogpt(const std::string& path, int heads) {
              json_numbers(wte).c_str(), json_numbers(wpe).c_str());
 
     int layers = 0;
-    while (layers < 1 << 20 && tensors->find(text("h.%d.ln_1.weight", layers))) layers++;
+    while (layers <= 10000 && tensors->find(text("h.%d.ln_1.weight", layers))) layers++;
     if (!layers) fail("%s: has no layers: expected nanoGPT's GPT", path.c_str());
 
     ModelShape m = {layers, (int)wte[1], heads, (int)wpe[0], (int)wte[0], (int)wte[0]};
@@ -145,10 +145,11 @@ inline void write_tokenizer(const Vocabulary& v, int T, const std::string& to) {
     for (const char* name : {"bos_token", "eos_token", "unk_token"})
         config += text("\"%s\": \"<|endoftext|>\"%s", name, *name == 'u' ? "}\n" : ", ");
 
-    // readers skip the first line, and a last line without a newline
-    std::string merges = v.kind == "bpe" ? v.source : "";
-    if (!merges.starts_with("#version")) merges = "#version: 0.2\n" + merges;
-    if (!merges.ends_with('\n')) merges += '\n';
+    // readers skip the first line, and a last line without a newline; an empty line they refuse
+    std::istringstream source(v.kind == "bpe" ? v.source : "");
+    std::string merges = v.source.starts_with("#version") ? "" : "#version: 0.2\n";
+    for (std::string line; std::getline(source, line);)
+        if (line.find_first_not_of('\r') != line.npos) merges += line + "\n";
     for (auto& [name, contents] : {std::pair<std::string, std::string>{"vocab.json", ids + "}\n"},
                                    {"merges.txt", merges}, {"tokenizer_config.json", config}}) {
         write_file(to + "/" + name, contents);

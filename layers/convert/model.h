@@ -51,8 +51,14 @@ inline void check_shape(const ModelShape& m, const std::string& path) {
 
 inline void write_checkpoint(const ForeignModel& model, const std::string& to, const std::string& tokenizer) {
     ModelShape m = model.shape;
+    if (m.V < 2) fail("the model has a vocabulary of %d, expected at least 2", m.V);
+    if (m.C > 1 << 20) fail("the model has hidden size %d, expected at most %d", m.C, 1 << 20);
     std::optional<Vocabulary> vocabulary;
     if (!tokenizer.empty()) vocabulary = Vocabulary::open(tokenizer);
+    constexpr int most_padding = 1024;
+    if (vocabulary && m.V - vocabulary->size() >= most_padding)
+        fail("--tokenizer %s: has %d tokens, the model %d, which is more than padding: give the model's own",
+             tokenizer.c_str(), vocabulary->size(), m.V);
     if (vocabulary && vocabulary->size() < m.V) {  // as nanoGPT's 50304 rows for GPT-2's 50257 tokens
         printf("note: the last %d rows of the token embedding are not tokens of %s and are left out\n",
                m.V - vocabulary->size(), tokenizer.c_str());
@@ -71,6 +77,10 @@ inline void write_checkpoint(const ForeignModel& model, const std::string& to, c
         const Parameter& p = table.list[i];
         std::vector<real> ours = model.read(theirs.list[i]);
         ours.resize((size_t)p.stored());
+        for (real value : ours)
+            if (!std::isfinite(value))
+                fail("%s has a value that is not finite, or not in this build's precision: the model cannot "
+                     "be used", p.name.c_str());
         snapshot.ranges.push_back({p, Master, 0, p.stored(), -1, values.size()});
         values.insert(values.end(), ours.begin(), ours.end());
     }

@@ -3,6 +3,8 @@
 //      8  n  JSON: name -> {"dtype": F32|F16|BF16|F64, "shape", "data_offsets": [begin, end]}
 //      8+n   the tensors' bytes
 #pragma once
+#include <map>
+#include <set>
 #include "model.h"
 
 inline float half_to_float(uint16_t h) {
@@ -16,6 +18,7 @@ struct Safetensors {
     MappedFile file;
     Json header;
     size_t begin = 0;
+    std::map<std::string, const Json*> tensors;  // by bare_name(): entries of the header
 
     explicit Safetensors(const std::string& path) : file(path) {
         refuse_torch_save();
@@ -25,6 +28,33 @@ struct Safetensors {
                  (unsigned long long)n, file.size);
         header = Json::parse(std::string_view(file.range(8, n, "the header"), n), path);
         begin = 8 + n;
+        for (auto& [key, value] : header.members)
+            if (key != "__metadata__") tensors[bare_name(key)] = &value;
+        refuse_gaps();
+    }
+
+    // as the format demands: the tensors cover all that follows the header, none of it twice
+    void refuse_gaps() const {
+        std::vector<std::vector<long>> ranges;
+        for (auto& [name, tensor] : header.members) {
+            if (name == "__metadata__") continue;
+            std::string what = file.path + ", " + name;
+            ranges.push_back(Checkpoint::numbers(tensor.at("data_offsets", what), what));
+            if (ranges.back().size() != 2 || ranges.back()[1] < ranges.back()[0])
+                fail("%s: has damaged offsets, expected where it begins and ends", what.c_str());
+        }
+        std::sort(ranges.begin(), ranges.end());
+
+        long at = 0;
+        for (auto& range : ranges) {
+            if (range[0] != at)
+                fail("%s: damaged: a tensor begins at offset %ld of the data, expected %ld",
+                     file.path.c_str(), range[0], at);
+            at = range[1];
+        }
+        if ((size_t)at != file.size - begin)
+            fail("%s: truncated or damaged: its tensors have %ld bytes, the file %zu", file.path.c_str(), at,
+                 file.size - begin);
     }
 
     // ckpt.pt of nanoGPT, pytorch_model.bin: a ZIP archive, or a pickle
@@ -51,16 +81,19 @@ struct Safetensors {
         return std::string(key);
     }
 
-    // the entry of a tensor, whatever stands in front of its name; nullptr: not there
+    // The entry of a tensor, whatever stands in front of its name; nullptr: not there. Of tied embeddings,
+    // safetensors' save_model keeps the first name alone: lm_head.weight
     const Json* find(const std::string& name) const {
-        for (auto& [key, value] : header.members)
-            if (bare_name(key) == name) return &value;
-        return nullptr;
+        auto found = tensors.find(name);
+        if (found == tensors.end() && name == "wte.weight") found = tensors.find("lm_head.weight");
+        return found == tensors.end() ? nullptr : found->second;
     }
 
     // a tensor unknown to the model would be lost silently; attention masks and the tied head are allowed
     void refuse_unknown(const ParameterTable& table) const {
         std::map<std::string, std::string> seen;
+        std::set<std::string> ours;
+        for (auto& p : table.list) ours.insert(p.name);
         for (auto& [key, value] : header.members) {
             std::string name = bare_name(key);
             auto [same, is_new] = seen.emplace(name, key);
@@ -69,8 +102,8 @@ struct Safetensors {
                      same->second.c_str(), key.c_str());
             bool known = name == "__metadata__" || name == "lm_head.weight" || name.ends_with(".attn.bias") ||
                          name.ends_with(".attn.masked_bias");
-            for (auto& p : table.list) known |= name == p.name;
-            if (!known) fail("%s: has a tensor %s, which is not GPT-2's", file.path.c_str(), key.c_str());
+            if (!known && !ours.count(name))
+                fail("%s: has a tensor %s, which is not GPT-2's", file.path.c_str(), key.c_str());
         }
         if (!find("lm_head.weight")) return;
         std::vector<long> shape = shape_of("wte.weight");

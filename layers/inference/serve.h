@@ -39,6 +39,7 @@ inline std::string share_text(std::string text) {
     size_t size = (size_t)sizes[0];
     text.resize(size);
     std::vector<int64_t> words((size + 7) / 8);  // eight bytes each
+    if (size == 0) return "";  // on all ranks
     memcpy(words.data(), text.data(), size);
     words = comm::gather_numbers(comm::everyone(), words, "prompt");
     memcpy(text.data(), words.data(), size);  // rank 0's come first

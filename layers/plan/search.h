@@ -220,6 +220,7 @@ inline std::vector<Options> layouts(const Run& run, const Hardware& h) {
                  one_or("pipeline-chunks", o.pipeline_chunks, p > 1 ? divisors(L / p) : std::vector<int>{1}))
                 for (int b : one_or("micro-batch", o.micro_batch, divisors(o.batch / (world / (t * p)))))
                     for (auto& r : recompute) {
+                        if ((long)b * o.sequence > most_rows) continue;
                         Options with = o;
                         with.tensor_parallel = t;
                         with.pipeline_parallel = p;

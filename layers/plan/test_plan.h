@@ -244,7 +244,7 @@ void test_plan_advice() {
         check(said.find("the fastest     mpirun -n 16") != std::string::npos, words + ": " + said);
     }
     std::string lost = "search --hardware dgx-h100 --model 22B --world-size 1 --batch 2147483647";
-    refuses("none fits; one or two savings are not enough: plan for more ranks", [&] {
+    refuses("of 1 rank for --batch 2147483647: 3 impossible", [&] {
         Run run = resolved_plan(lost);
         fail("%s", search(run, choose_hardware(run.options)).c_str());
     });

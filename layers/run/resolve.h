@@ -374,8 +374,8 @@ inline void check_tensor_parallel(const Run& run) {
         fail("%d heads over %d tensor-parallel ranks: choose a --tensor-parallel that divides %d (%s)",
              o.heads, t, o.heads, divisors_near(o.heads, t).c_str());
     if (run.state.shape.Vp % t)
-        fail("a vocabulary padded to %d over %d tensor-parallel ranks: choose --pad-vocabulary %d",
-             run.state.shape.Vp, t, o.pad_vocabulary * t);
+        fail("a vocabulary padded to %d over %d tensor-parallel ranks: choose --pad-vocabulary %ld",
+             run.state.shape.Vp, t, (long)o.pad_vocabulary * t);
     if (o.sequence % t && o.sequence_parallel == "yes" && !o.inference())
         fail("--sequence %d over %d tensor-parallel ranks: choose a multiple of %d, or --sequence-parallel "
              "no", o.sequence, t, t);

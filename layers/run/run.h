@@ -81,7 +81,7 @@ struct Options : OptimizerOptions {
 // global batch size of the step that begins after `samples`: grows from ramp_start to batch in increments of
 // ramp_increment, evenly spread over the first ramp_tokens (Megatron-LM's --rampup-batch-size)
 inline int batch_after(const Options& o, uint64_t samples) {
-    if (!o.ramp_start) return o.batch;
+    if (!o.ramp_start || o.inference()) return o.batch;
     double ramp = (double)o.ramp_tokens / o.sequence;
     int increments = (o.batch - o.ramp_start) / o.ramp_increment;
     if ((double)samples > ramp || increments == 0) return o.batch;
