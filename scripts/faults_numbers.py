@@ -335,3 +335,35 @@ def diverged_checkpoint():
     refused = launched("--steps", 60, "--save-attempts", 1, **fails)
     stops = "3 attempts without a newer checkpoint"
     check(refused.returncode == 1 and stops in refused.stderr, f"no progress: {refused.stderr[-300:]}")
+
+
+def kept_after_rollback():
+    """What is saved after a rollback is progress: it is resumed from, and not set aside as well."""
+    stub, folder = WORK / "stub", WORK / "stub/run"
+    for step in (100, 200):
+        (folder / f"step-{step:08d}").mkdir(parents=True)
+        (folder / f"step-{step:08d}/index.json").write_text("{}")
+    (stub / "train_gpt").write_text(
+        f"""#!/bin/bash
+cd {stub}
+echo "$*" >> calls
+case $(wc -l < calls) in
+    1) echo "step 250/999  loss nan"; exit 3 ;;
+    2) exit 9 ;;  # lost before it has set anything aside
+    3)
+        mv run/step-00000200 run/diverged-step-00000200
+        mkdir run/step-00000200
+        echo "{{}}" > run/step-00000200/index.json
+        echo "step 240/999  loss 5"; exit 9 ;;
+    *) echo "step 999/999  loss 4" ;;
+esac
+"""
+    )
+    (stub / "train_gpt").chmod(0o755)
+    (stub / "hosts").write_text("localhost\n")
+    words = ["bash", REPOSITORY / "scripts/launch_mpirun.sh", stub / "hosts", 1, "--save", folder]
+    r = run([str(word) for word in words], dict(environment, LAUNCH_PAUSE="0.1", LAUNCH_DIR=str(stub)))
+    calls = (stub / "calls").read_text().splitlines()
+    rolls_back = ["--resume-before 200" in call for call in calls]
+    right = r.returncode == 0 and rolls_back == [False, True, True, False]
+    check(right, f"after a rollback: {r.returncode} {calls} {r.stdout[-300:]} {r.stderr[-300:]}")

@@ -141,6 +141,14 @@ def newest_checkpoint(folder, before=None):
     return max((step for step in steps if before is None or step < before), default=-1)
 
 
+def stamp_of(folder, step):
+    """When a checkpoint was written, to tell two of one step apart."""
+    try:
+        return (folder / f"step-{step:08d}/index.json").stat().st_mtime_ns if step >= 0 else None
+    except OSError:
+        return None
+
+
 def options_of_newest(folder):
     """The options that the newest checkpoint's run had, from which a resumed run takes its recipe."""
     step = newest_checkpoint(folder)
@@ -506,6 +514,8 @@ class Launcher:
             if self.how == "mpirun":  # it begins with the host that it runs on, if that takes part
                 hosts.sort(key=lambda host: first_label(host) != first_label(os.uname().nodename))
             start = newest_checkpoint(self.folder, resume_before)
+            held = newest_checkpoint(self.folder)
+            stamp = stamp_of(self.folder, held) if self.folder else None
             command = self.command(hosts, ranks, resume_before)
             attempt = {
                 "began": time.time(),
@@ -532,7 +542,8 @@ class Launcher:
                 stop(f"train_gpt ended with {code}, and there is no --save to resume from")
 
             # a step that was never saved before or, of what a rollback had set aside, is saved anew
-            progress = end > (best if resume_before is None else start)
+            is_new = end != held or stamp_of(self.folder, end) != stamp
+            progress = end > (best if resume_before is None else start) and is_new
             best = end if progress else max(end, best)
             divergences += code == DIVERGED or bool(SPIKE.search(printed))
             if best > furthest:

@@ -34,6 +34,7 @@ WAITING = (
     faults_ends.two_launchers,
     faults_slurm.one_node,
     faults_numbers.diverged_checkpoint,
+    faults_numbers.kept_after_rollback,
     faults_disk.full_disk,
     faults_ends.signals,
     faults_ends.foreign_checkpoints,
