@@ -222,10 +222,10 @@ MOVED := $(filter-out $(wildcard $(USED)),$(USED))
 $(MOVED): ;
 
 # what was made with other settings is made again: the compiler and its flags, GPUs, MPI and BLAS
-now_settings  := $(strip $(CXX) $(NVCC) $(ARCH) $(SANITIZE) \
+now_settings  := $(strip $(CXX) $(ARCH) $(SANITIZE) \
 	$(if $(filter-out file,$(origin CXXFLAGS)),$(CXXFLAGS)))
 now_libraries := $(strip $(MPI_FLAGS) $(BLAS) $(ONEDNN) $(NCCL))
-now_gpu_code  := $(GPU_CODE)
+now_gpu_code  := $(if $(filter cuda,$(DEVICE)),$(NVCC)) $(GPU_CODE)
 $(foreach folder,$(OBJECTS) $(TOOLS),$(addprefix $(folder)/,settings libraries gpu_code)): FORCE
 	@mkdir -p $(@D)
 	@echo '$(now_$(@F))' | cmp -s - $@ || echo '$(now_$(@F))' > $@
@@ -360,4 +360,4 @@ check:
 	python3 scripts/check_headers.py
 clean:
 	rm -rf build
-	rm -f $(PROGRAMS) corpus
+	for each in $(PROGRAMS) corpus; do [ -d $$each ] || rm -f $$each; done

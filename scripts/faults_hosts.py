@@ -308,7 +308,7 @@ def launcher_rules():
     # what a resumed run is not given it takes from its checkpoint
     kept = WORK / "kept/step-00000010"
     kept.mkdir(parents=True)
-    (kept / "index.json").write_text(json.dumps({"options": {"batch": "9", "micro-batch": "auto"}}))
+    (kept / "index.json").write_text(json.dumps({"options": {"batch": "9", "micro-batch": "9"}}))
     for words, wanted in ((["--save", str(WORK / "kept")], 1), (["--resume", str(kept), "--save", "x"], 1)):
         resumed = launch.Launcher("mpirun", ["h"] * 3, 1, 3, launch.Options(words))
         check(resumed.replicas(2) == wanted, f"{words}: {resumed.replicas(2)} replicas of a batch of 9")

@@ -248,8 +248,13 @@ def main():
     shapes = {name: list(tensor.shape) for name, tensor in out.items()}
     layers = 1 + max(int(re.search(r"h\.(\d+)\.", name)[1]) for name in shapes if ".h." in name)
     options.output.mkdir(parents=True, exist_ok=True)
-    save_file(out, options.output / "model.safetensors.partial", metadata={"format": "pt"})
-    (options.output / "model.safetensors.partial").rename(options.output / "model.safetensors")
+    partial = options.output / "model.safetensors.partial"
+    try:
+        save_file(out, partial, metadata={"format": "pt"})
+    except BaseException:
+        partial.unlink(missing_ok=True)  # the folder can be given again
+        raise
+    partial.rename(options.output / "model.safetensors")
     config = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",

@@ -121,7 +121,8 @@ class Options:
         back = self.values.get("resume", "")
         if re.fullmatch(r"step-\d+", resumed.name):  # goes on where it was only if it is the newest
             newest = newest_checkpoint(resumed.parent) == int(resumed.name[5:])
-            back = str(resumed.parent) if newest else ""
+            again = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"  # it was the newest
+            back = str(resumed.parent) if newest or again else ""
         named = self.values.get("save", back)
         return Path(named) if named and named != "no" else None
 
@@ -129,8 +130,11 @@ class Options:
         return self.number("tensor-parallel", 1) * self.number("pipeline-parallel", 1)
 
     def without(self, name):
-        at = self.words.index("--" + name) if "--" + name in self.words else len(self.words)
-        return self.words[:at] + self.words[at + 2 :]
+        words = self.words
+        while "--" + name in words:
+            at = words.index("--" + name)
+            words = words[:at] + words[at + 2 :]
+        return words
 
 
 def newest_checkpoint(folder, before=None):
@@ -155,9 +159,10 @@ def options_of_newest(folder):
     if step < 0:
         return {}
     try:
-        return json.loads((folder / f"step-{step:08d}/index.json").read_text())["options"]
-    except (OSError, ValueError, KeyError):
+        saved = json.loads(patiently((folder / f"step-{step:08d}/index.json").read_text)).get("options")
+    except (ValueError, AttributeError):
         return {}
+    return saved if isinstance(saved, dict) else {}
 
 
 def read_hosts(path):
@@ -179,12 +184,19 @@ class Launcher:
         self.told = False
         self.stopping = False
         self.ran = False  # a step of any attempt
+        self.ran_before = False  # … of this job, before Slurm has queued it again
+        if os.environ.get("SLURM_RESTART_COUNT", "0") != "0" and self.folder:
+            try:
+                self.ran_before = bool(json.loads((self.folder / "launch.json").read_text()).get("ran"))
+            except (OSError, ValueError, AttributeError):
+                pass
         self.was_killed = False
         self.confirmed = False  # a rank has said that it received a signal
         self.signalled = 0.0  # when it was last sent
         self.record = {"command": sys.argv, "pid": os.getpid(), "host": os.uname().nodename, "attempts": []}
         metrics = options.values.get("metrics", "")
         self.record["metrics"] = str(Path(metrics).resolve()) if metrics else ""
+        self.record["ran"] = self.ran_before
 
     # ---- what is started
 
@@ -255,9 +267,11 @@ class Launcher:
 
         def number(name, default):  # a resumed run takes what it is not given from its checkpoint
             given = self.options.values.get(name, saved.get(name, default))
-            return default if given == "auto" else Options(["--" + name, str(given)]).number(name, default)
+            return Options(["--" + name, str(given)]).number(name, default)
 
-        part = 1 if self.options.values.get("micro-batch") == "auto" else number("micro-batch", 1)
+        # a saved micro-batch is taken only where it divides
+        is_auto = self.options.values.get("micro-batch") == "auto"
+        part = 1 if is_auto else self.options.number("micro-batch", 1)
         batches = [number("batch", 8)]
         start = number("ramp-start", 0)
         if start:
@@ -298,7 +312,7 @@ class Launcher:
         words = self.options.without("world-size")
         if newest_checkpoint(self.folder) >= 0:  # what --resume named is behind it
             words = Options(words).without("resume") + ["--resume", str(self.folder)]
-        if self.ran or os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
+        if self.ran or self.ran_before:
             words = Options(words).without("resume-before")  # it has set aside what it should
         if resume_before is not None:
             words = words + ["--resume-before", str(resume_before)]
@@ -364,7 +378,8 @@ class Launcher:
         for line in attempt.lines:
             attempt.tail.append(line)
             attempt.heard = time.time()
-            self.ran = self.ran or bool(STEP.search(line))
+            attempt.ran = attempt.ran or bool(STEP.search(line))
+            self.ran = self.ran or attempt.ran
             self.confirmed = self.confirmed or "signal received" in line
             if ENDS.search(line):
                 attempt.ends_since = attempt.ends_since or time.time()
@@ -385,7 +400,11 @@ class Launcher:
         )
         attempt = types.SimpleNamespace(
             # some 40 lines a rank of 4,480, so that the first words of a run's end are among them
-            lines=self.child.stdout, tail=collections.deque(maxlen=200000), ends_since=0, heard=time.time()
+            lines=self.child.stdout,
+            tail=collections.deque(maxlen=200000),
+            ends_since=0,
+            heard=time.time(),
+            ran=False,
         )
         if self.stopping:
             self.on_signal(None, None)
@@ -394,8 +413,9 @@ class Launcher:
         reader.start()
         while self.child.poll() is None:
             time.sleep(0.05)
-            # mpirun drops what comes before its ranks have started
-            if self.stopping and not self.confirmed and time.time() - self.signalled > SIGNAL_AGAIN:
+            # mpirun drops what comes before its ranks have started; later a second one would end them at once
+            waits = self.stopping and not self.confirmed and not attempt.ran
+            if waits and time.time() - self.signalled > SIGNAL_AGAIN:
                 self.on_signal(None, None)
             silent = time.time() - attempt.heard > self.silence
             if silent or (attempt.ends_since and time.time() - attempt.ends_since > LONGEST_END):
@@ -480,7 +500,8 @@ class Launcher:
         if out and self.folder:
             when = time.strftime("%Y-%m-%dT%H:%M:%S")
             listed = self.folder / "excluded-hosts"  # which somebody may have edited
-            ends = not listed.exists() or not (text := listed.read_text()) or text.endswith("\n")
+            text = patiently(lambda: listed.read_text(errors="replace") if listed.exists() else "")
+            ends = not text or text.endswith("\n")
             lines = "".join(f"{host} {why[host]} {when}\n" for host in out)
             self.keep("excluded-hosts", "a", ("" if ends else "\n") + lines)
         elif out:
@@ -507,8 +528,8 @@ class Launcher:
             vanished = best >= 0 and newest_checkpoint(self.folder) < 0
             if vanished and not any(self.folder.glob("diverged-step-*")):
                 stop(
-                    f"{self.folder}: has no checkpoint any more, and had one of step {best}: is it still"
-                    " mounted, and under this name?"
+                    f"{self.folder}: has no intact checkpoint any more, and had one of step {best}: is it"
+                    " still mounted, and under this name?"
                 )
             hosts, ranks = self.choose()
             if self.how == "mpirun":  # it begins with the host that it runs on, if that takes part
@@ -528,6 +549,7 @@ class Launcher:
             self.write_record()
 
             code, printed = self.run(command)
+            self.record["ran"] = self.ran or self.ran_before
             end = newest_checkpoint(self.folder)
             lost = self.lost_hosts(printed, hosts) if code not in (0, DIVERGED) and not self.stopping else {}
             self.exclude(lost)

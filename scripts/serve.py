@@ -124,8 +124,10 @@ class Engine:
     def tokenize(self, text):
         """Pieces as END_OF_TEXT parts them, each as the model's vocabulary has it."""
         pieces = text.split(END_OF_TEXT)
-        echoed = iter(self.echo([piece for piece in pieces if piece]))
-        out = []
+        full, echoed, out = [piece for piece in pieces if piece], [], []
+        for at in range(0, len(full), 1000):
+            echoed += self.echo(full[at : at + 1000])
+        echoed = iter(echoed)
         for i, piece in enumerate(pieces):
             out += [self.info["end_of_text"]] * (i > 0) + (next(echoed)[0] if piece else [])
         return out

@@ -23,7 +23,8 @@ inline bool undo_chunks(std::string_view in, std::string& out, bool& cut) {
         }
 
         size_t line = in.substr(0, 1024).find('\n');
-        bool clean = at > begin && at < in.size() && line != in.npos && strchr("\r\n; \t", in[at]);
+        bool clean = at > begin && at < in.size() && line != in.npos &&
+            std::string_view("\r\n; \t").find(in[at]) != std::string_view::npos;
         if (!clean) cut = any;
         if (!clean) return any;
         if (n == 0) return true;
@@ -35,6 +36,7 @@ inline bool undo_chunks(std::string_view in, std::string& out, bool& cut) {
         in.remove_prefix(std::min(n, in.size()));
         while (!in.empty() && (in[0] == '\r' || in[0] == '\n')) in.remove_prefix(1);
     }
+    cut = any;  // the last chunk, of size 0, has not come
     return any;
 }
 

@@ -147,10 +147,10 @@ inline void check_fields(TaskDocument& d) {
     for (auto& [name, value] : d.fields) {
         if (name == "continuations")
             fail("%s: \"continuations\": expected an array of strings", d.where.c_str());
-        bool is_number = d.numbers.count(name) && name != "gold" && name != "group";
-        if (is_number) fail("%s: \"%s\": expected a string", d.where.c_str(), name.c_str());
         if (name != "context" && name != "gold" && name != "group" && !name.starts_with("continuations."))
             fail("%s: \"%s\": is not context, continuations, gold or group", d.where.c_str(), name.c_str());
+        bool is_number = d.numbers.count(name) && name != "gold" && name != "group";
+        if (is_number) fail("%s: \"%s\": expected a string", d.where.c_str(), name.c_str());
     }
 }
 
@@ -359,7 +359,7 @@ inline std::vector<TaskDocument> read_folder(const std::string& folder) {
     return out;
 }
 
-// from: the task's folder, or its one file
+// from, here and below: the task's folder, or its one file
 // the files that read_task() reads
 inline std::vector<std::string> files_of(const TaskForm& task, const std::string& from) {
     if (!std::filesystem::is_directory(from)) return {from};

@@ -143,16 +143,16 @@ void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
 
 // "", or what is wrong in this rank's memory: an update, even one that is skipped, must read master weights
 // and moments exactly as the previous one left them. Waits for the compute stream, which has ended the step
-static std::string check_state(Optimizer& optimizer, Model& model, long step) {
+static std::string check_state(Optimizer& optimizer, Model& model, long step, bool has_ended = false) {
     StateCheck now;
     copy_to_host(&now, optimizer.state_check, sizeof now, model.stream);
     bool same = !optimizer.has_written || now.read == optimizer.written;
     optimizer.written = now.written;
     optimizer.has_written = true;
     if (same) return "";
-    return text("step %ld read other master weights or moments than the update before it had written: a bit "
-                "has flipped in memory: resume from the last checkpoint, and have this host's memory checked",
-                step);
+    return text("step %ld%s read other master weights or moments than %s had written: a bit has flipped in "
+                "memory: resume from the last checkpoint, and have this host's memory checked", step,
+                has_ended ? ", after its end," : "", has_ended ? "its update" : "the update before it");
 }
 
 // What this rank has found after the step: waits for the device, and for the next step's samples. start,
@@ -422,7 +422,19 @@ static void save_now(Run& run, Trainer& trainer) {
     }
 }
 
+// No update will read what the last one has written: so an update that is skipped, as no norm is below its
+// limit, reads and checks it. Collective
+static void verify_last_update(const Run& run, Trainer& trainer) {
+    Model& model = *trainer.model;
+    Optimizer& optimizer = *trainer.optimizer;
+    optimizer.set_hyper_parameters(run.options, 0, run.state.updates + 1, -INFINITY);
+    update_parameters(model, optimizer);
+    std::string error = check_state(optimizer, model, run.state.step, true);
+    comm::all_end_on_error(error.empty() ? "" : run.hosts[run.grid.world.rank] + ": " + error);
+}
+
 void save_and_end(Run& run, Trainer& trainer, const std::string& error) {
+    verify_last_update(run, trainer);
     save_now(run, trainer);
     comm::all_end_on_error(error);
 }
@@ -531,17 +543,6 @@ void check_replicas(const Run& run, Trainer& trainer, double step) {
     double began = seconds();
     comm::all_end_on_error(compare_replicas(*trainer.model, *trainer.optimizer, run.state.step));
     trainer.reporter->report_check(step + seconds() - began);
-}
-
-// No update will read what the last one has written: so an update that is skipped, as no norm is below its
-// limit, reads and checks it. Collective
-static void verify_last_update(const Run& run, Trainer& trainer) {
-    Model& model = *trainer.model;
-    Optimizer& optimizer = *trainer.optimizer;
-    optimizer.set_hyper_parameters(run.options, 0, run.state.updates + 1, -INFINITY);
-    update_parameters(model, optimizer);
-    std::string error = check_state(optimizer, model, run.state.step);
-    comm::all_end_on_error(error.empty() ? "" : run.hosts[run.grid.world.rank] + ": " + error);
 }
 
 void end_training(Run& run, Trainer& trainer, bool has_begun) {
