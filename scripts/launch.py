@@ -108,22 +108,28 @@ class Options:
                 name, *value = line.split("#")[0].split(None, 1) or [""]
                 self.values.setdefault(name.lstrip("-"), "".join(value).strip())
 
-    def number(self, name, default):
-        given = self.values.get(name, default)
+    def number(self, name, default, saved=None):
+        """saved: options of a checkpoint, which count where none is given."""
+        given = self.values.get(name, (saved or {}).get(name, default))
         try:
             return int(float(given))
         except ValueError:
             stop(f"--{name} {given}: expected a number")
 
+    def resumed(self):
+        """The folder of checkpoints that --resume names, or None; the step, if it names one of them."""
+        named = Path(self.values.get("resume", ""))
+        if re.fullmatch(r"step-\d+", named.name):
+            return named.parent, int(named.name[5:])
+        return (named if self.values.get("resume") else None), None
+
     def folder(self):
         """Where the run saves: by --save, or back into what --resume names, unless that is an old one."""
-        resumed = Path(self.values.get("resume", ""))
-        back = self.values.get("resume", "")
-        if re.fullmatch(r"step-\d+", resumed.name):  # goes on where it was only if it is the newest
-            newest = newest_checkpoint(resumed.parent) == int(resumed.name[5:])
-            again = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"  # it was the newest
-            back = str(resumed.parent) if newest or again else ""
-        named = self.values.get("save", back)
+        back, step = self.resumed()
+        was_newest = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+        if step is not None and not was_newest and newest_checkpoint(back) != step:
+            back = None
+        named = self.values.get("save", str(back or ""))
         return Path(named) if named and named != "no" else None
 
     def ranks_of_replica(self):
@@ -145,10 +151,14 @@ def newest_checkpoint(folder, before=None):
     return max((step for step in steps if before is None or step < before), default=-1)
 
 
+def index_of(folder, step):
+    return folder / f"step-{step:08d}/index.json"
+
+
 def stamp_of(folder, step):
     """When a checkpoint was written, to tell two of one step apart."""
     try:
-        return (folder / f"step-{step:08d}/index.json").stat().st_mtime_ns if step >= 0 else None
+        return index_of(folder, step).stat().st_mtime_ns if step >= 0 else None
     except OSError:
         return None
 
@@ -159,7 +169,7 @@ def options_of_newest(folder):
     if step < 0:
         return {}
     try:
-        saved = json.loads(patiently((folder / f"step-{step:08d}/index.json").read_text)).get("options")
+        saved = json.loads(patiently(index_of(folder, step).read_text)).get("options")
     except (ValueError, AttributeError):
         return {}
     return saved if isinstance(saved, dict) else {}
@@ -259,15 +269,9 @@ class Launcher:
 
     def replicas(self, hosts):
         """The most replicas that fit on so many hosts and divide every batch of the run; 0: none."""
-        named = self.options.values.get("resume", "")
-        resumed = Path(named) if named else None
-        if resumed and re.fullmatch(r"step-\d+", resumed.name):
-            resumed = resumed.parent
-        saved = options_of_newest(self.folder) or options_of_newest(resumed)
-
-        def number(name, default):  # a resumed run takes what it is not given from its checkpoint
-            given = self.options.values.get(name, saved.get(name, default))
-            return Options(["--" + name, str(given)]).number(name, default)
+        # a resumed run takes what it is not given from its checkpoint
+        saved = options_of_newest(self.folder) or options_of_newest(self.options.resumed()[0])
+        number = lambda name, default: self.options.number(name, default, saved)  # noqa: E731
 
         # a saved micro-batch is taken only where it divides
         is_auto = self.options.values.get("micro-batch") == "auto"

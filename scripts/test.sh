@@ -496,7 +496,7 @@ expect "6.7B on one GPU of 80 GB, as the README says" $bin/train_gpt --plan --mo
     --moments bf16 --master-weights no --hardware dgx-h100
 refused "this machine has" $bin/train_gpt --plan --model 175B --hardware here
 expect "every configuration can be planned" bash -c 'for c in scripts/*.conf; do
-    command=$(sed -n "s/^#   \(.*--plan .*\)$/\1/p; s/^#   \(.*--plan\)$/\1/p" "$c")
+    command=$(sed -n "s/^#   \(.*--plan\( .*\)\{0,1\}\)$/\1/p" "$c")
     eval "${command//.\/train_gpt/$0/train_gpt}" || exit 1; done' $bin
 }
 

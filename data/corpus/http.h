@@ -25,18 +25,16 @@ inline bool undo_chunks(std::string_view in, std::string& out, bool& cut) {
         size_t line = in.substr(0, 1024).find('\n');
         bool clean = at > begin && at < in.size() && line != in.npos &&
             std::string_view("\r\n; \t").find(in[at]) != std::string_view::npos;
-        if (!clean) cut = any;
-        if (!clean) return any;
+        if (!clean) break;
         if (n == 0) return true;
 
         any = true;
         in.remove_prefix(line + 1);
-        cut |= n > in.size();
         out.append(in.substr(0, n));
         in.remove_prefix(std::min(n, in.size()));
         while (!in.empty() && (in[0] == '\r' || in[0] == '\n')) in.remove_prefix(1);
     }
-    cut = any;  // the last chunk, of size 0, has not come
+    cut = any;  // the last chunk, of size 0, was not found
     return any;
 }
 

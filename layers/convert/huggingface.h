@@ -104,27 +104,25 @@ inline ForeignModel open_nanogpt(const std::string& path, int heads) {
 // there is none, or they are not V tokens
 inline std::string find_tokenizer(const std::string& dir, int V) {
     std::string ids = dir + "/vocab.json", merges = dir + "/merges.txt", found = dir + "/tokenizer.json", why;
-    bool is_json = access(ids.c_str(), R_OK) != 0 || access(merges.c_str(), R_OK) != 0;
+    bool is_json = access(ids.c_str(), R_OK) != 0 || access(merges.c_str(), R_OK) != 0, same = true;
     if (is_json && access(found.c_str(), R_OK) != 0) return "";
     try {
-        if (!is_json) {
+        if (is_json) {
+            Json theirs = Json::parse(WholeFile(found).text(), found);
+            if (theirs.at("model", found).at("merges", found).items.empty()) {
+                check_numbers(theirs, Vocabulary::open("bytes"), found);  // with merges, open() compares them
+                found = "bytes";
+            }
+            same = Vocabulary::open(found).size() == V;
+        } else {
             WholeFile lines(merges);
             size_t first = lines.text().starts_with("#version") ? lines.text().find('\n') : 0;
             bool has_merges = lines.text().find_first_not_of("\r\n", first) != std::string_view::npos;
             found = has_merges ? merges : "bytes";
-        }
 
-        Json theirs = Json::parse(WholeFile(is_json ? found : ids).text(), is_json ? found : ids);
-        bool is_bytes = is_json && theirs.at("model", found).at("merges", found).items.empty();
-        if (is_bytes) {
-            theirs = Json(theirs.at("model", found).at("vocab", found));
-            found = "bytes";
-        }
-
-        std::vector<std::string> ours = printed_tokens(Vocabulary::open(found));
-        bool same = (int)ours.size() == V;
-        if (!is_json || is_bytes) {  // a tokenizer.json with merges has been compared with its own numbers
-            same = same && (int)theirs.members.size() >= V - is_bytes;  // the end of text may stand apart
+            std::vector<std::string> ours = printed_tokens(Vocabulary::open(found));
+            Json theirs = Json::parse(WholeFile(ids).text(), ids);
+            same = (int)ours.size() == V && (int)theirs.members.size() == V;
             for (auto& [token, id] : theirs.members) {
                 int64_t t = id.integer(ids);
                 same = same && t >= 0 && t < V && ours[t] == token;

@@ -60,9 +60,9 @@ inline void write_checkpoint(const ForeignModel& model, const std::string& to, c
     if (left_out >= 1024 && left_out > m.V / 4)
         fail("--tokenizer %s: has %d tokens, the model %d, which is more than padding: give the model's own",
              tokenizer.c_str(), vocabulary->size(), m.V);
-    if (vocabulary && vocabulary->size() < m.V) {  // as nanoGPT's 50304 rows for GPT-2's 50257 tokens
+    if (left_out > 0) {  // as nanoGPT's 50304 rows for GPT-2's 50257 tokens
         printf("note: the last %d rows of the token embedding are not tokens of %s and are left out\n",
-               m.V - vocabulary->size(), tokenizer.c_str());
+               left_out, tokenizer.c_str());
         m.V = m.Vp = vocabulary->size();
     }
     if (vocabulary && vocabulary->size() != m.V)

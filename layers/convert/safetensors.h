@@ -18,7 +18,7 @@ struct Safetensors {
     MappedFile file;
     Json header;
     size_t begin = 0;
-    std::map<std::string, const Json*> tensors;  // by bare_name(): entries of the header
+    std::map<std::string, const Json::Member*> tensors;  // of the header, by bare_name()
 
     explicit Safetensors(const std::string& path) : file(path) {
         refuse_torch_save();
@@ -28,18 +28,22 @@ struct Safetensors {
                  (unsigned long long)n, file.size);
         header = Json::parse(std::string_view(file.range(8, n, "the header"), n), path);
         begin = 8 + n;
-        for (auto& [key, value] : header.members)
-            if (key != "__metadata__") tensors[bare_name(key)] = &value;
+        for (auto& member : header.members) {
+            if (member.first == "__metadata__") continue;
+            auto [same, is_new] = tensors.emplace(bare_name(member.first), &member);
+            if (!is_new)
+                fail("%s: has %s and %s, which are the same tensor: remove one", path.c_str(),
+                     same->second->first.c_str(), member.first.c_str());
+        }
         refuse_gaps();
     }
 
     // as the format demands: the tensors cover all that follows the header, none of it twice
     void refuse_gaps() const {
         std::vector<std::vector<long>> ranges;
-        for (auto& [name, tensor] : header.members) {
-            if (name == "__metadata__") continue;
-            std::string what = file.path + ", " + name;
-            ranges.push_back(Checkpoint::numbers(tensor.at("data_offsets", what), what));
+        for (auto& [name, tensor] : tensors) {
+            std::string what = file.path + ", " + tensor->first;
+            ranges.push_back(Checkpoint::numbers(tensor->second.at("data_offsets", what), what));
             if (ranges.back().size() != 2 || ranges.back()[1] < ranges.back()[0])
                 fail("%s: has damaged offsets, expected where it begins and ends", what.c_str());
         }
@@ -86,24 +90,18 @@ struct Safetensors {
     const Json* find(const std::string& name) const {
         auto found = tensors.find(name);
         if (found == tensors.end() && name == "wte.weight") found = tensors.find("lm_head.weight");
-        return found == tensors.end() ? nullptr : found->second;
+        return found == tensors.end() ? nullptr : &found->second->second;
     }
 
     // a tensor unknown to the model would be lost silently; attention masks and the tied head are allowed
     void refuse_unknown(const ParameterTable& table) const {
-        std::map<std::string, std::string> seen;
         std::set<std::string> ours;
         for (auto& p : table.list) ours.insert(p.name);
-        for (auto& [key, value] : header.members) {
-            std::string name = bare_name(key);
-            auto [same, is_new] = seen.emplace(name, key);
-            if (!is_new)
-                fail("%s: has %s and %s, which are the same tensor: remove one", file.path.c_str(),
-                     same->second.c_str(), key.c_str());
-            bool known = name == "__metadata__" || name == "lm_head.weight" || name.ends_with(".attn.bias") ||
-                         name.ends_with(".attn.masked_bias");
-            if (!known && !ours.count(name))
-                fail("%s: has a tensor %s, which is not GPT-2's", file.path.c_str(), key.c_str());
+        for (auto& [name, tensor] : tensors) {
+            bool known = name == "lm_head.weight" || name.ends_with(".attn.bias") ||
+                         name.ends_with(".attn.masked_bias") || ours.count(name);
+            if (!known)
+                fail("%s: has a tensor %s, which is not GPT-2's", file.path.c_str(), tensor->first.c_str());
         }
         if (!find("lm_head.weight")) return;
         std::vector<long> shape = shape_of("wte.weight");

@@ -144,8 +144,7 @@ inline std::vector<ServedText> parse_request(const Json& json, int64_t id, const
             if (count < 0 || count > most_logprobs)
                 fail("\"logprobs\" %lld: must be from 0 to %d", (long long)count, most_logprobs);
             t.text.logprobs = (int)count;
-        }
-        else if (key == "prompt" && value.kind == Json::Array) {
+        } else if (key == "prompt" && value.kind == Json::Array) {
             tokens.emplace();
             for (auto& item : value.items) {
                 int64_t token = item.integer("\"prompt\"");

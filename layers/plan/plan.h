@@ -53,8 +53,7 @@ inline double model_flops(const ModelShape& m, double batch, bool recompute) {
 inline double reports_seconds(int world) { return small_sum_seconds(world) + 2 * launch_seconds; }
 
 // for a stage that does the same work as its neighbour, but sends to other nodes: how long its messages take
-inline void time_sends(StageRun& run, const Hardware& h, const Grid& grid, int stage) {
-    Grid at = place_in_grid(grid.rank_of(0, 0, stage), grid.t * grid.d * grid.p, grid.t, grid.p);
+inline void time_sends(StageRun& run, const Hardware& h, const Grid& at) {
     for (auto [kind, link] : {std::pair(Instruction::SendForward, &at.forward_out),
                               {Instruction::SendBackward, &at.backward_out}}) {
         StepPart& send = run.message[kind - Instruction::SendForward];
@@ -108,7 +107,7 @@ inline Plan make_plan(const Options& o, const ModelShape& shape, const Grid& gri
         if (is_planned && !is_end) middle[nodes] = plan.stages.back().run;
         if (!h.is_known()) continue;
         plan.runs.push_back(is_planned ? plan.stages.back().run : middle.at(nodes));
-        if (!is_planned) time_sends(plan.runs.back(), h, grid, stage);
+        if (!is_planned) time_sends(plan.runs.back(), h, at);
     }
 
     if (!plan.timed()) return plan;

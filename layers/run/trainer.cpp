@@ -427,6 +427,7 @@ static void save_now(Run& run, Trainer& trainer) {
 static void verify_last_update(const Run& run, Trainer& trainer) {
     Model& model = *trainer.model;
     Optimizer& optimizer = *trainer.optimizer;
+    model.await_parameters();  // all-gathered after the last update
     optimizer.set_hyper_parameters(run.options, 0, run.state.updates + 1, -INFINITY);
     update_parameters(model, optimizer);
     std::string error = check_state(optimizer, model, run.state.step, true);
@@ -547,11 +548,9 @@ void check_replicas(const Run& run, Trainer& trainer, double step) {
 
 void end_training(Run& run, Trainer& trainer, bool has_begun) {
     const Options& o = run.options;
-    trainer.model->await_parameters();  // all-gathered after the last update
-    synchronize(trainer.model->stream);  // here, where ranks that are lost are noticed
     if (has_begun) verify_last_update(run, trainer);
     trainer.model->await_parameters();
-    synchronize(trainer.model->stream);
+    synchronize(trainer.model->stream);  // here, where ranks that are lost are noticed
     if (long left = comm::unawaited_calls())
         fail("%ld calls were never waited for: this is a bug", left);
     if (trainer.stop && run.state.step < run.last_step && run.is_rank0())
