@@ -40,7 +40,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     // read into one of two host buffers while the previous step computed from the other
     const StepSamples& samples = take_samples(trainer);
     double tokens = (double)samples.batch * model.shape.T, counted = samples.counted_tokens();
-    // the step's loss is the mean over the tokens that count: gradients are summed, and never divided
+    // the step's loss is the mean over the tokens that count: the division is in dloss, gradients are sums
     real dloss = (real)(1 / counted);
     prefetch_samples(run, trainer, samples.first + samples.batch);  // into the other buffer
 
@@ -51,7 +51,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     optimizer.set_hyper_parameters(o, result.learning_rate, run.state.updates + 1, norm_limit,
                                    loss_limit * counted);
 
-    // nothing zeroes gradients: a step's first micro-batch sets them
+    // gradients are not zeroed here: a step's first micro-batch sets them (wte's: end of backward, stage.h)
     auto gradients = [&] { compute_gradients(model, trainer, samples, dloss); };
     auto update = [&] {
         complete_gradients(model);  // waits for the sums over d, then sums over t and over wte's copies
@@ -67,7 +67,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     result.updated = decision.will_update;
     run.state.advance(samples.batch, (uint64_t)tokens, result.updated);  // steps and tokens in any case
 
-    // the host's other waits; sets result.loss (the device has summed the losses for its decision alone)
+    // the host's other waits; sets result.loss, from each token's (the device's sum serves its decision only)
     StepReports reports = exchange_reports(result, run, trainer, samples, start, waited);
     result.seconds = seconds() - start;
     return reports;

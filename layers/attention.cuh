@@ -76,12 +76,12 @@ struct AttentionBackward {
 // ---- flash attention: its memory, and its operations -----------------------------------------------------
 
 struct FlashScratch {
-    real* query_terms;  // for each query: lse in base 2, and delta (FlashBackward)
-    // partial sums of dq. Blocks of keys take turns, the last keys first: the first stores, others add; the
-    // block of keys 0, last in turn, adds its own part and writes dq to dqkv. So it needs no clearing
+    real* query_terms;  // (B, NH, T) pairs: lse in base 2, and delta (FlashBackward)
+    // partial sums of dq. Blocks of keys take turns, from the diagonal to keys 0: the first stores, others
+    // add; the last, of keys 0, adds its part in registers and writes dq to dqkv. So it needs no clearing
     real* dq;
-    // [0]: blocks that have started; from [1] on: whose turn it is to add to dq, for each tile of queries, or
-    // on sm_90a for each half of a tile
+    // [0]: blocks that have started, which numbers them; from [1] on: whose turn it is to add to dq, for each
+    // tile of queries, or on sm_90a for each half of a tile
     int* turns;
     // sm_90a: (B, ceil(T / 128), NH, 3, HS): row i has the sums of dk and dv over keys 128 i to 128 i + 127,
     // row 0 also those of dq, over all queries; dq's are 0 in the others
@@ -122,8 +122,8 @@ struct FlashForward {
     void compute_with(bool hopper, Stream) const;  // sm_90a's kernels, or sm_80's
 };
 
-// computes p = exp(score - lse) again; delta = sum(dout * o), which is sum(p * dp). db: as above, but
-// sm_90a's kernel sums dqkv before it is rounded
+// computes p = exp(score - lse) again; delta = sum(dout * o), which is sum(p * dp). db: the column
+// sums of dqkv, by sm_90a's kernel before it is rounded
 struct FlashBackward {
     floatX* dqkv;
     FlashScratch scratch;

@@ -4,8 +4,8 @@
 //   kept:  nothing (the block keeps x, and the input of GELU)
 //   backward: sets dx; sets dw or, with `accumulate`, adds to it in the GEMM itself. db is computed where
 //             dy is (list in model/block.h): for the layer before GELU here, where GELU's slope is applied.
-//   gpu: GELU, and a bias together with a residual, are in a GEMM's epilogue or a kernel apart: what is
-//   faster (untimed, only the bias is): fuses(), base/gemm.h. With --fp8: other operations, fast/fp8_linear.h
+//   gpu: GELU, and a bias with a residual, are in a GEMM's epilogue or a kernel apart, as timed (fuses(),
+//   base/gemm.h; by default the bias is, GELU is not). With --fp8: other operations, fast/fp8_linear.h
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
 //                            flops, reads and writes once: memory bound
 #pragma once
@@ -50,7 +50,7 @@ struct LinearForward {
     floatX* y;
     const floatX *x, *w, *b;
     int N, C, OC;
-    const floatX* residual = nullptr;  // added in the GEMM before y is rounded; the bias perhaps after that
+    const floatX* residual = nullptr;  // added in the GEMM, before y is rounded; a kernel's bias after
 
     static constexpr const char* name = "linear_forward";
     std::vector<TensorAccess> tensors() const {
@@ -94,8 +94,8 @@ struct LinearBackward {
                 sums_to("dw", dw, accumulate, OC, C), writes("dx", dx, N, C)};
     }
     std::vector<Work> works() const {
-        return {work_of(input_gemm(dx, dy, w, N, C, OC)),
-                work_of(weight_gemm(dw, dy, x, N, C, OC, accumulate))};
+        return {work_of(weight_gemm(dw, dy, x, N, C, OC, accumulate)),
+                work_of(input_gemm(dx, dy, w, N, C, OC))};
     }
     void ref(Stream) const;
     void gpu(Stream) const;
@@ -168,8 +168,8 @@ void LinearGeluForward::ref(Stream s) const {
 }
 
 void LinearBackward::ref(Stream s) const {
-    if (dx) ref::gemm(input_gemm(dx, dy, w, N, C, OC), s);
     ref::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
+    if (dx) ref::gemm(input_gemm(dx, dy, w, N, C, OC), s);
 }
 
 void LinearOfGeluBackward::ref(Stream s) const {
@@ -246,7 +246,7 @@ __global__ void add_bias_kernel(floatX* y, const floatX* b, int OC) {
 
 }  // namespace gpu
 
-// with the bias in the GEMM's epilogue where that is possible and, with a residual, faster
+// the bias is in the GEMM's epilogue where there is one; with a residual, only if that was faster
 void LinearForward::gpu(Stream s) const {
     Gemm<floatX> plain = forward_gemm(y, x, w, N, C, OC, residual), fused_gemm = plain;
     fused_gemm.bias = b;
@@ -255,7 +255,7 @@ void LinearForward::gpu(Stream s) const {
         if (b && !fused) LAUNCH(gpu::add_bias_kernel, N, 128, 0, s, y, b, OC);
     };
     bool fits = b && fits_epilogue(OC);
-    run(fits && (!residual || gpu::fuses("bias and residual", fused_gemm, s, run, /*untimed=*/true)));
+    run(fits && (!residual || gpu::fuses("bias and residual", fused_gemm, s, run, /*by_default=*/true)));
 }
 
 void LinearGeluForward::gpu(Stream s) const {
@@ -271,8 +271,8 @@ void LinearGeluForward::gpu(Stream s) const {
 }
 
 void LinearBackward::gpu(Stream s) const {
-    if (dx) gpu::gemm(input_gemm(dx, dy, w, N, C, OC), s);
     gpu::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
+    if (dx) gpu::gemm(input_gemm(dx, dy, w, N, C, OC), s);
 }
 
 void LinearOfGeluBackward::gpu(Stream s) const {

@@ -181,6 +181,35 @@ def read_hosts(path):
     return {line.split()[0]: line for line in lines if line.split() and not line.lstrip().startswith("#")}
 
 
+class Attempts:
+    """Whether attempts get further, and before which checkpoint the next one resumes. All are steps of
+    checkpoints, -1: none."""
+
+    def __init__(self, newest):
+        self.best = newest  # since the last rollback
+        self.furthest = newest  # ever
+        self.failures = 0  # in a row, without a newer checkpoint
+        self.divergences = 0  # since the furthest one
+        self.resume_before = None  # of --resume-before, which sets those from there on aside
+
+    def count(self, start, end, is_new, diverged):
+        """One that began at checkpoint `start` and ended with `end` as the newest; is_new: written by it."""
+        # a step that was never saved before or, of what a rollback had set aside, is saved anew
+        progress = is_new and end > (self.best if self.resume_before is None else start)
+        self.best = end if progress else max(end, self.best)
+        self.divergences += diverged
+        if self.best > self.furthest:
+            self.divergences, self.furthest = 0, self.best
+        if progress:
+            self.resume_before = None
+        elif diverged and start >= 0:  # the checkpoint leads there
+            self.resume_before = start
+        self.failures = 0 if progress else self.failures + 1
+
+    def are_used_up(self):
+        return max(self.failures, self.divergences) >= ATTEMPTS
+
+
 class Launcher:
     def __init__(self, how, hosts, each, wanted, options):
         self.how, self.hosts, self.each, self.options = how, hosts, each, options
@@ -441,12 +470,12 @@ class Launcher:
             found = dead or found
         return found
 
-    def end_if_permanent(self, code, printed, lost):
+    def end_if_permanent(self, code, printed, lost, diverged):
         """If no step was printed and no host named, another attempt would end like this one."""
         # after steps of this run, that is the remains of an earlier attempt, which will end
         taken = "writes there: end that run" in printed and not self.ran
         meanwhile = "another run has ended meanwhile" in printed  # start again, it says
-        if code == DIVERGED or SPIKE.search(printed) or meanwhile:
+        if diverged or meanwhile:
             return
         if not taken and (self.ran or lost or self.was_killed):
             return
@@ -526,22 +555,21 @@ class Launcher:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
                 signal.signal(number, self.on_signal)
         self.lock()
-        failures, resume_before, best = 0, None, newest_checkpoint(self.folder)
-        divergences, furthest = 0, best
+        attempts = Attempts(newest_checkpoint(self.folder))
         while True:
-            vanished = best >= 0 and newest_checkpoint(self.folder) < 0
+            vanished = attempts.best >= 0 and newest_checkpoint(self.folder) < 0
             if vanished and not any(self.folder.glob("diverged-step-*")):
                 stop(
-                    f"{self.folder}: has no intact checkpoint any more, and had one of step {best}: is it"
-                    " still mounted, and under this name?"
+                    f"{self.folder}: has no intact checkpoint any more, and had one of step {attempts.best}:"
+                    " is it still mounted, and under this name?"
                 )
             hosts, ranks = self.choose()
             if self.how == "mpirun":  # it begins with the host that it runs on, if that takes part
                 hosts.sort(key=lambda host: first_label(host) != first_label(os.uname().nodename))
-            start = newest_checkpoint(self.folder, resume_before)
+            start = newest_checkpoint(self.folder, attempts.resume_before)
             held = newest_checkpoint(self.folder)
             stamp = stamp_of(self.folder, held) if self.folder else None
-            command = self.command(hosts, ranks, resume_before)
+            command = self.command(hosts, ranks, attempts.resume_before)
             attempt = {
                 "began": time.time(),
                 "hosts": hosts,
@@ -555,6 +583,7 @@ class Launcher:
             code, printed = self.run(command)
             self.record["ran"] = self.ran or self.ran_before
             end = newest_checkpoint(self.folder)
+            diverged = code == DIVERGED or bool(SPIKE.search(printed))
             lost = self.lost_hosts(printed, hosts) if code not in (0, DIVERGED) and not self.stopping else {}
             self.exclude(lost)
             attempt["lost_on"] = sorted(lost)
@@ -563,30 +592,19 @@ class Launcher:
             self.write_record()
             if code == 0 or self.stopping:
                 self.leave(code, code != 0 or was_stopped)
-            self.end_if_permanent(code, printed, lost)
+            self.end_if_permanent(code, printed, lost, diverged)
             if not self.folder:
                 stop(f"train_gpt ended with {code}, and there is no --save to resume from")
 
-            # a step that was never saved before or, of what a rollback had set aside, is saved anew
             is_new = end != held or stamp_of(self.folder, end) != stamp
-            progress = end > (best if resume_before is None else start) and is_new
-            best = end if progress else max(end, best)
-            divergences += code == DIVERGED or bool(SPIKE.search(printed))
-            if best > furthest:
-                divergences, furthest = 0, best
-            if progress:
-                resume_before = None
-            elif (code == DIVERGED or SPIKE.search(printed)) and start >= 0:  # the checkpoint leads there
-                resume_before = start
-
-            failures = 0 if progress else failures + 1
-            if failures >= ATTEMPTS or divergences >= ATTEMPTS:
+            attempts.count(start, end, is_new, diverged)
+            if attempts.are_used_up():
                 stop(
-                    f"{ATTEMPTS} attempts without a newer checkpoint than step {furthest}: see"
+                    f"{ATTEMPTS} attempts without a newer checkpoint than step {attempts.furthest}: see"
                     f" {self.folder}/launch.log"
                 )
 
-            wait = min(LONGEST_PAUSE, self.pause * 2**failures)
+            wait = min(LONGEST_PAUSE, self.pause * 2**attempts.failures)
             where = f", lost on {' '.join(attempt['lost_on'])}" if attempt["lost_on"] else ""
             say(f"launch.py: train_gpt ended with {code} at checkpoint {end}{where}: again in {wait:.0f} s")
             self.sleep(wait)

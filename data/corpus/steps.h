@@ -185,18 +185,16 @@ struct Stage {
     // makes the folders, and refuses to overwrite an input, of this set or another
     int prepare(const Corpus& in, const Wanted& wanted) const {
         std::set<std::string> folders = {folder};
-        std::set<std::pair<dev_t, ino_t>> inputs;
-        std::error_code e;
-        struct stat info;
-        for (auto& f : in.files)
-            if (stat(f.path.c_str(), &info) == 0) inputs.insert({info.st_dev, info.st_ino});
+        std::vector<std::string> inputs, outputs;
         for (auto& f : in.files) {
+            inputs.push_back(f.path);
             if (!wanted(f)) continue;
             folders.insert(folder + "/" + in.sets[f.set].name);
-            std::string to = output(in, f);
-            if (stat(to.c_str(), &info) == 0 && inputs.count({info.st_dev, info.st_ino}))
-                fail("%s: would be overwritten: give another --output", to.c_str());
+            outputs.push_back(output(in, f));
         }
+        refuse_overwriting(outputs, inputs);
+
+        std::error_code e;
         for (auto& path : folders)
             if (!std::filesystem::create_directories(path, e) && e)
                 fail("%s: cannot be created: %s", path.c_str(), e.message().c_str());

@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <filesystem>
+#include <map>
 #include <vector>
 #include "whole_file.h"
 
@@ -23,20 +24,25 @@ struct FileLock {
     ~FileLock() { close(fd); }
 };
 
-// whether both names are one file's, which need not exist
-inline bool name_one_file(const std::string& a, const std::string& b) {
-    std::error_code none;
-    auto full = [](const std::string& name) { return std::filesystem::absolute(name).lexically_normal(); };
-    return !a.empty() && !b.empty() && (full(a) == full(b) || std::filesystem::equivalent(a, b, none));
+// the same for all names of a file: its inode or, if it does not exist, where it would be
+inline std::string file_identity(const std::string& name) {
+    struct stat info;
+    if (stat(name.c_str(), &info) == 0)
+        return text("%llu:%llu", (unsigned long long)info.st_dev, (unsigned long long)info.st_ino);
+    std::error_code failed;
+    auto full = std::filesystem::absolute(name), real = std::filesystem::weakly_canonical(full, failed);
+    return (failed ? full.lexically_normal() : real).string();
 }
 
 // a program never writes onto a file that it reads; empty names are those of files that were not asked for
 inline void refuse_overwriting(const std::vector<std::string>& outputs,
                                const std::vector<std::string>& inputs) {
+    std::map<std::string, std::string> read;  // identity -> name
+    for (auto& in : inputs)
+        if (!in.empty()) read[file_identity(in)] = in;
     for (auto& out : outputs)
-        for (auto& in : inputs)
-            if (name_one_file(out, in))
-                fail("%s would overwrite %s: give another name", out.c_str(), in.c_str());
+        if (auto in = read.find(out.empty() ? "" : file_identity(out)); in != read.end())
+            fail("%s would overwrite %s: give another name", out.c_str(), in->second.c_str());
 }
 
 // fails if what was printed so far has not reached its reader, or its disk

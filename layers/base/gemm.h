@@ -63,9 +63,9 @@ size_t gemm_workspace();
 void take_gemm_workspace(Stream);
 std::string gemm_library();
 // whether run(true), by an epilogue, is faster than run(false), with a kernel for its work: timed at the
-// start; `untimed` where nothing was timed
+// start, or the choice of the checkpoint or cache; `by_default` where there is none
 bool fuses(const char* what, const Gemm<floatX>& fused_gemm, Stream, const std::function<void(bool)>& run,
-           bool untimed = false);
+           bool by_default = false);
 }  // namespace gpu
 
 // ---- GELU of one value and its slope, by tanh (Hendrycks & Gimpel, 2016) ----------------------------------

@@ -15,7 +15,7 @@
 inline void (*after_operation)(Stream) = nullptr;
 
 // Announces an operation and, unless this is a dry run, computes it (enqueues its kernels). Without works()
-// it counts as one kernel that moves each tensor once. ref() and gpu() are further down in the layer's file
+// it counts as one pass over each of its tensors. ref() and gpu() are further down in the layer's file
 // (flash attention's in fast/: flash_attention.cuh, flash_dispatch.cuh), compiled in layers/compute.cu
 template <class Operation>
 void compute(const Operation& o, Stream s, std::source_location where = std::source_location::current()) {
@@ -79,7 +79,7 @@ struct ClearValues {
 template <class T>
 ClearValues(const char*, T*, long) -> ClearValues<T>;
 
-// copies from pinned host memory
+// copies from pinned host memory, asynchronously: it must stay as it is until the copy has run
 template <class T>
 struct UploadValues {
     const char* tensor;

@@ -145,7 +145,7 @@ int kind_of(const Gemm<Out, Left, Right>& g) {
 
 template <class Out, class Left, class Right>
 cublasLtMatmulAlgo_t find_algorithm(const Gemm<Out, Left, Right>&, const MatmulDescriptor&, Stream);
-// whether cuBLASLt has an algorithm for this GEMM
+// whether cuBLASLt lists an algorithm for this GEMM; nothing is computed
 template <class Out>
 bool can_compute(const Gemm<Out>&);
 
@@ -164,13 +164,13 @@ const cublasLtMatmulAlgo_t& choose_algorithm(const Gemm<Out, Left, Right>& g, co
 // Whether to use the GEMM's epilogue, if possible, or a separate kernel, always possible: whichever is
 // faster. Timed before the first step, in tune() (run/setup.h): only then is `run` called here
 bool fuses(const char* what, const Gemm<floatX>& fused_gemm, Stream s,
-           const std::function<void(bool)>& run, bool untimed) {
+           const std::function<void(bool)>& run, bool by_default) {
     static AutotuneCache<std::tuple<const char*, int, int, int>, bool> chosen;
     int m = fused_gemm.m, n = fused_gemm.n, k = fused_gemm.k;
     return chosen.get({what, m, n, k}, [&] {
         if (!fits_epilogue(n) || !can_compute(fused_gemm)) return false;
         std::string key = text("%s " PRECISION_NAME " %d x %d x %d", what, m, n, k);
-        return autotuner.choose(key, 2, untimed, s, [&](int way) {
+        return autotuner.choose(key, 2, by_default, s, [&](int way) {
             try {
                 run(way == 1);
             } catch (const Error&) {

@@ -35,7 +35,8 @@ struct HopperBackwardBarriers {
     Mbarrier keys, full[2], free[2], dq_full[2], dq_free[2];
 };
 
-// A block's tiles of queries, and their sums of dq, to which blocks add in turn: the tile's last keys first
+// A block's tiles of queries, and their sums of dq, to which blocks add in turn: the one on the diagonal
+// first, the one of keys 0 last
 template <int HS>
 struct KeyBlock {
     using Tiles = HopperBackwardTiles<HS>;
@@ -65,7 +66,7 @@ struct KeyBlock {
     }
 };
 
-// one thread for each warpgroup: adds its dq, tile after tile
+// one thread for each warpgroup: adds its dq, tile after tile; after bulk_wait it is in memory, and published
 template <int HS>
 __device__ inline void add_dq_in_turn(const KeyBlock<HS>& own, const FlashScratch& scratch,
                                       HopperBackwardBarriers& at, const char* dq, int group) {

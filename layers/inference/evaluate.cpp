@@ -198,19 +198,13 @@ static void print_timed(const Run& run, Model& model, const std::string& prompt,
 // All of rank 0's standard input, on every rank. However long it takes, no rank waits in one call for longer
 // than a part of --comm-timeout
 static std::string read_standard_input(const Run& run) {
-    std::string all;
+    StandardInput input;
     int64_t has_ended = 0;
     while (!has_ended) {
-        pollfd in = {STDIN_FILENO, POLLIN, 0};
-        if (run.is_rank0() && poll(&in, 1, (int)(1000 * std::min(1.0, comm::timeout / 4))) > 0) {
-            char part[65536];
-            ssize_t n = read(STDIN_FILENO, part, sizeof part);
-            if (n > 0) all.append(part, (size_t)n);
-            has_ended = n == 0 || (n < 0 && errno != EINTR);
-        }
-        has_ended = comm::gather_numbers(comm::everyone(), {has_ended}, "standard input")[0];
+        if (run.is_rank0()) input.read(std::min(1.0, comm::timeout / 4));
+        has_ended = comm::gather_numbers(comm::everyone(), {input.ended}, "standard input")[0];
     }
-    return share_text(all);
+    return share_text(input.held);
 }
 
 void generate_text(const Run& run, Model& model) {

@@ -49,25 +49,27 @@ inline std::string share_text(std::string text) {
 // ---- lines in and out ------------------------------------------------------------------------------------
 
 // rank 0's standard input, as much as has come
-class LineInput {
+struct StandardInput {
     std::string held;
-
-public:
     bool ended = false;
-    // complete lines; if there are none yet, waits at most `seconds`
-    std::string read(double seconds) {
+    // one part of it, if any comes within `seconds`: held grows, or it has ended
+    bool read(double seconds) {
         pollfd in = {STDIN_FILENO, POLLIN, 0};
+        if (ended || poll(&in, 1, (int)(1000 * seconds)) <= 0) return false;
+        char part[65536];
+        ssize_t n = ::read(STDIN_FILENO, part, sizeof part);
+        if (n > 0) held.append(part, (size_t)n);
+        ended = n == 0 || (n < 0 && errno != EINTR);
+        return true;
+    }
+
+    // complete lines; if there are none yet, waits at most `seconds` for each part
+    std::string read_lines(double seconds) {
         size_t end = held.rfind('\n');
-        while (!ended && end == held.npos && poll(&in, 1, (int)(1000 * seconds)) > 0) {
-            char part[65536];
-            ssize_t n = ::read(STDIN_FILENO, part, sizeof part);
-            if (n < 0 && errno == EINTR) continue;
-            ended = n <= 0;
-            size_t got = n > 0 ? (size_t)n : 0;
-            if (!got && !held.empty()) part[got++] = '\n';  // a last line without its end
-            size_t last = std::string_view(part, got).rfind('\n');
-            if (last != std::string_view::npos) end = held.size() + last;
-            held.append(part, got);
+        for (size_t seen = held.size(); end == held.npos && read(seconds); seen = held.size()) {
+            if (ended && !held.empty()) held += '\n';  // a last line without its end
+            size_t last = std::string_view(held).substr(seen).rfind('\n');
+            if (last != held.npos) end = seen + last;
         }
 
         if (end == held.npos) return "";
@@ -215,7 +217,7 @@ class PromptServer {
     const Run& run;
     Model& model;
     const Vocabulary& v;
-    LineInput input;
+    StandardInput input;
     std::deque<ServedText> waiting;
     std::vector<std::optional<ServedText>> places;
     size_t requests = 0;
@@ -235,7 +237,7 @@ public:
         for (;;) {
             bool idle = waiting.empty() && std::none_of(places.begin(), places.end(),
                                                         [](auto& p) { return p.has_value(); });
-            std::string lines = run.is_rank0() ? input.read(idle ? patience : 0) : "";
+            std::string lines = run.is_rank0() ? input.read_lines(idle ? patience : 0) : "";
             if (run.is_rank0() && input.ended && lines.empty() && idle) lines = "end";
             if (run.grid.world.size > 1) lines = share_text(lines);
             if (lines == "end") return;

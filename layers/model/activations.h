@@ -151,13 +151,13 @@ struct MicroBatch {
 
 // one for all layers and the LM head, in the order of one stream; only `reduced` shares memory with another
 struct Scratch {
-    // (N, C): in backward the gradients of ln (LM head), ln2, o and ln1; with t > 1 all but that of o are
-    // partial sums, to be reduced over t. In forward, with t > 1 or --fp8, the output of a branch's last
-    // GEMM, with sequence parallelism the looked-up rows of wte, in packed batches the LM head's rows
+    // (N, C): in backward the gradients of ln (LM head), ln2, o and ln1 (when: the table in block.h); with
+    // t > 1 all but o's are partial sums over t. In forward, with t > 1 or --fp8, a branch's last GEMM's
+    // output, with sequence parallelism the looked-up rows of wte, in packed batches the LM head's rows
     floatX* unreduced;
     floatX* reduced;     // (N_r, C): their sums; without sequence parallelism, so with t = 1, `unreduced`
     floatX* all_rows;    // (N, C): gathered rows; with sequence parallelism only
-    floatX* mlp_or_qkv;  // (N, 4 C / t): gradients of act, in place of up, of qkv; qkv of a packed batch
+    floatX* mlp_or_qkv;  // (N, 4 C / t): gradient of act, in place that of up; later that of qkv
     floatX* scores_gradient = nullptr;  // (B, NH_r, T, T): for materialised attention …
     FlashScratch flash = {};            // … or for flash attention
     real* columns = nullptr;            // column_scratch of all layers: as large as the largest needs

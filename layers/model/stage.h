@@ -29,11 +29,11 @@ struct Model {
     real* gradients = nullptr;
     Fp8Weights fp8 = {};  // with --fp8: 8-bit copies of the blocks' matrices; with --fp8-lm-head, of wte too
     // wte's gradient has two parts, as wte is the embedding and the LM head. This receives the logits' part:
-    //   p = 1, one micro-batch in each step of the run: gradient(wte). The LM head sets it, the lookups add
-    //   p = 1 otherwise (sums_wte_apart()): a buffer of its own. In each micro-batch the LM head sets it, or
-    //     adds; gradient(wte), cleared in the first, receives the lookups' part, and after the last also this
+    //   p = 1, some step of the run has several micro-batches (sums_wte_apart()): a buffer of its own. In
+    //     each the LM head sets it, or adds; gradient(wte), cleared in the first, receives the lookups' part,
+    //     and after the last also this: in the order of any p, so that with d = 1 steps are the same bits
+    //   p = 1 otherwise: gradient(wte). The LM head sets it, the lookups add: also the same bits
     //   p > 1: gradient(wte) of the last stage's copy, nullptr elsewhere; the first stage's has the lookups'
-    //     part. With p = 1 they are summed apart so that with d = 1 a GPU's steps are the same bits for any p
     real* wte_gradient_from_logits = nullptr;
 
     // of each block, by layer over all chunks of this rank, and of the LM head: pointers into the above
@@ -310,7 +310,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     // dwte: the lookups' gradients; the logits' are added after the last micro-batch if they are summed apart
     real *dwte = model.gradient(table.wte), *from_logits = model.wte_gradient_from_logits;
     long size = table.list[table.wte].size;
-    // cleared, not set: the lookups' part reaches only the rows of tokens that occur
+    // unless the LM head has just set it: cleared, as the lookups reach only the rows of tokens that occur
     if (mb.index == 0 && dwte != from_logits) compute(ClearValues{"dwte", dwte, size}, model.stream);
     embed_backward(dwte, model.gradient(table.wpe), d_residual, mb.in_flight.tokens,
                    mb.in_flight.sorted_rows, mb.in_flight.run_starts, ctx, mb.batch);

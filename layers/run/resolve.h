@@ -489,14 +489,15 @@ inline void check_output_files(const Options& o) {
             inputs.push_back(file);
             inputs.push_back(file.substr(file.find(':') + 1));  // WEIGHT:FILE
         }
-    for (size_t i = 0; i < outputs.size(); i++) {
-        auto& [name, path] = outputs[i];
-        for (auto& in : inputs)
-            if (name_one_file(in, path))
-                fail("--%s %s: is a file that this run reads: give another name", name, path.c_str());
-        for (size_t j = 0; j < i; j++)
-            if (name_one_file(outputs[j].second, path))
-                fail("--%s and --%s both name %s: give two names", outputs[j].first, name, path.c_str());
+    std::map<std::string, const char*> named;  // file_identity -> option, nullptr: an input
+    for (auto& in : inputs)
+        if (!in.empty()) named[file_identity(in)] = nullptr;
+    for (auto& [name, path] : outputs) {
+        auto [other, is_new] = named.insert({file_identity(path), name});
+        if (!is_new && !other->second)
+            fail("--%s %s: is a file that this run reads: give another name", name, path.c_str());
+        if (!is_new)
+            fail("--%s and --%s both name %s: give two names", other->second, name, path.c_str());
         if (is_checkpoint_name(std::filesystem::absolute(path).parent_path()))
             fail("--%s %s: lies in a checkpoint: choose another folder", name, path.c_str());
     }
