@@ -76,8 +76,8 @@ void finish();
 [[noreturn]] void abort_all(int code);  // ends all ranks
 int world_rank();
 int world_size();
-// called by its members; beside_kernels: most of its calls run on a comm stream, while kernels compute
-Group make_group(const char* name, const std::vector<int>& members, bool beside_kernels = false);
+// called by its members; most_sms: that one of its calls may take, where kernels compute beside it
+Group make_group(const char* name, const std::vector<int>& members, int most_sms = 32);
 Group make_host_group(const char* name, const std::vector<int>& members);  // for numbers on the host only
 Group everyone();  // the world, for numbers on the host only; needs neither grid nor device
 // all-gather of numbers in host memory: every member's, in rank order; on one rank `mine`

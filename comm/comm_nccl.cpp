@@ -60,7 +60,7 @@ ncclResult_t post_nccl(const Call& c, ncclComm_t comm) {
 // NCCL_LAUNCH_ORDER_IMPLICIT=1, or few hardware queues, they would begin in the host's order: a pipeline
 // whose --pipeline-group is more than p would then hang, as neighbours' hosts have different orders.
 void start(int* argc, char*** argv) {
-    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    setenv("CUDA_MODULE_LOADING", "EAGER", launched());
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1);
 
@@ -77,14 +77,14 @@ void start(int* argc, char*** argv) {
     if (const char* share = getenv("TRAIN_GPT_SHARE_GPU"); share && strcmp(share, "1") == 0) share_gpu();
 }
 
-Group make_group(const char* name, const std::vector<int>& members, bool beside_kernels) {
+Group make_group(const char* name, const std::vector<int>& members, int most_sms) {
     Group g = make_host_group(name, members);
     if (g.size == 1) return g;
 
     ncclUniqueId id;
     if (g.rank == 0) check_nccl(ncclGetUniqueId(&id), "a group's id");
     MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, handle_of(g).mpi);
-    handle_of(g).nccl = join(g, id, beside_kernels);
+    handle_of(g).nccl = join(g, id, most_sms);
     communicators.push_back(&handle_of(g));
     connect(g, name);
     return g;

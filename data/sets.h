@@ -39,7 +39,7 @@ inline std::vector<WeightedFiles> read_blend(const std::string& path) {
         std::string line = all.substr(at, end - at);
 
         at = end + 1;
-        line = line.substr(0, line.find('#'));
+        line = without_comment(line);
         while (!line.empty() && isspace((unsigned char)line.back())) line.pop_back();
         if (line.empty()) continue;
         for (char& c : line) if (c == '\t') c = ' ';
@@ -56,12 +56,16 @@ inline std::vector<WeightedFiles> read_blend(const std::string& path) {
     return sets;
 }
 
-// sets with the same name are named by their paths; not in `key`: their order stays the same elsewhere
+// sets with the same name are named by their paths, and numbered if these are the same; not in `key`: their
+// order stays the same elsewhere
 inline std::vector<WeightedFiles> distinct(std::vector<WeightedFiles> sets) {
     std::map<std::string, int> count;
     for (auto& s : sets) count[s.name]++;
     for (auto& s : sets)
         if (count[s.name] > 1) s.name = s.files[0];
+    count.clear();
+    for (auto& s : sets)
+        if (int before = count[s.name]++) s.name += text(" (%d)", before + 1);
     return sets;
 }
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from over_ranks import environment, limited
 
-BUILD = Path(sys.argv[1])
+BUILD = Path(sys.argv[1]) if len(sys.argv) == 2 else sys.exit(__doc__)
 TWIN = Path(__file__).resolve().parent / "twin_pytorch.py"
 B, T, STEPS, ROUNDS = 4, 256, 6, 3
 THREADS = dict(environment, OMP_NUM_THREADS=str(os.cpu_count()))

@@ -11,9 +11,12 @@ import sys
 import tempfile
 import unicodedata
 
-import ftfy
-import ftfy.bad_codecs  # noqa: F401
-from babel import Locale, localedata
+try:
+    import ftfy
+    import ftfy.bad_codecs  # noqa: F401
+    from babel import Locale, localedata
+except ImportError:
+    sys.exit("compare_ftfy.py: needs Babel and ftfy: pip install babel ftfy")
 
 SIGNS = "®™…”»’·©°—¿€§ª"
 

@@ -61,9 +61,10 @@ def ours(path, *options):
 def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
+    given = [os.path.abspath(path) for path in sys.argv[1:]]
     os.chdir(os.path.join(os.path.dirname(__file__), ".."))
     pages = texts = built_in = languages = asked = 0
-    for path in sys.argv[1:]:
+    for path in given:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as words:
             words.write("\n".join(justext.get_stoplist("English")))
             words.flush()

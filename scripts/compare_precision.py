@@ -50,7 +50,9 @@ if not o.text:
             out.write(open(name).read())
 subprocess.run(
     [
-        *f"build/cpu-fp32/tokenize --validation 0.1 --output {o.output}/text --vocabulary".split(),
+        *"build/cpu-fp32/tokenize --validation 0.1 --output".split(),
+        f"{o.output}/text",
+        "--vocabulary",
         o.vocabulary,
         o.text,
     ],
@@ -59,7 +61,7 @@ subprocess.run(
 
 # head size 64, so that a GPU takes flash attention; sizes that fp8 requires
 model = [
-    *f"--train {o.output}/text.train.bin --validation {o.output}/text.validation.bin".split(),
+    *("--train", f"{o.output}/text.train.bin", "--validation", f"{o.output}/text.validation.bin"),
     *"--layers 4 --hidden 128 --heads 2 --sequence 128 --batch 16 --micro-batch 16".split(),
     *f"--learning-rate 3e-3 --steps {o.steps} --evaluate-sequences 200".split(),
     *f"--evaluate-every {max(1, o.steps // 10)}".split(),

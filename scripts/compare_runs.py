@@ -34,9 +34,8 @@ def read(argument, by):
     """A run, its curves by tokens, steps or seconds. argument: [NAME=]FILE."""
     name, _, path = ("", "", argument) if Path(argument).is_file() else argument.rpartition("=")
     try:
-        text = Path(path).read_text()
-        whole = text[: text.rfind("\n") + 1]  # the run may be writing the last line
-        lines = [json.loads(line) for line in whole.splitlines()]
+        whole = Path(path).read_bytes()  # the run may be writing the last line
+        lines = [json.loads(line) for line in whole[: whole.rfind(b"\n") + 1].split(b"\n")[:-1]]
         clock, train, held = 0.0, [], []
         for line in lines:
             clock += line["seconds"]

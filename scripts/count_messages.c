@@ -45,8 +45,8 @@ long mpi_messages_sent(long* to) {
     return messages;
 }
 
-int MPI_Init(int* argc, char*** argv) {
-    int result = PMPI_Init(argc, argv), rank, size, major = 0, x = 0;
+int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
+    int result = PMPI_Init_thread(argc, argv, required, provided), rank, size, major = 0, x = 0;
     char version[MPI_MAX_LIBRARY_VERSION_STRING];
     void** table = (void**)dlsym(RTLD_DEFAULT, "mca_pml");
     MPI_Get_library_version(version, &size);

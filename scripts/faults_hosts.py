@@ -55,14 +55,26 @@ def late_rank():
     check(r.returncode != 0 and named == {"2"}, f"a late rank: {r.returncode} {named} {r.stderr[-300:]}")
 
 
+def with_few_descriptors(words, most):
+    """Over TCP; mpirun is scheduled before its ranks, as in replica.sh."""
+    limited = ["bash", "-c", f'ulimit -n {most}; exec chrt --idle 0 "$@"', "limited"]
+    return [*words[:3], "--mca", "btl", "tcp,self", *limited, *words[3:]]
+
+
+def late_among_many():
+    """Of 40 ranks that wait for one, a few ask the others, not all of them all: sockets would run out."""
+    words = command("--steps", 1, "--comm-timeout", 6, "--batch", 40, "--micro-batch", 1, ranks=40)
+    r = run(with_few_descriptors(words, 44), shimmed(FAULT_RANK=3, LATE_SECONDS=30), timeout=200)
+    found = re.findall(r"waits for ranks? ([\d ]+), which does not answer", r.stderr)
+    check(r.returncode != 0 and set(found) == {"3"}, f"of 40: {r.returncode} {found} {r.stderr[-600:]}")
+    check(len(found) < 30, f"{len(found)} of 40 ranks have asked to the end")
+
+
 def many_ranks():
     """64 ranks over TCP, 4 x 4 x 4, each with 48 descriptors at most: too few for a socket to every other."""
-    # mpirun is scheduled before its ranks, as in replica.sh
-    limited = ["bash", "-c", 'ulimit -n 48; exec chrt --idle 0 "$@"', "limited"]
     words = command("--steps", 1, "--tensor-parallel", 4, "--pipeline-parallel", 4, ranks=64)
     words[words.index("--layers") + 1] = "4"
-    words = [*words[:3], "--mca", "btl", "tcp,self", *limited, *words[3:]]
-    r = run(words, timeout=400)
+    r = run(with_few_descriptors(words, 48), timeout=400)
     check(
         r.returncode == 0 and "equal on all 64 ranks" in r.stdout,
         f"64 ranks: {r.returncode} {r.stderr[-600:]}",

@@ -273,7 +273,7 @@ def samples(options):
     answers = output_of([PROGRAM, "--resume", options.resume[-1], "--generate", file], cwd=ROOT)
 
     out = []
-    for (prompt, want), line in zip(asked, answers.splitlines()):
+    for (prompt, want), line in zip(asked, answers.rstrip("\n").split("\n"), strict=True):
         said = json.loads(line)["text"]
         got = (re.match(r"\s*([-\w.]*\w)", said) or [""])[0].strip()
         out.append({"prompt": prompt, "want": want, "answer": said, "right": got == want})

@@ -105,7 +105,7 @@ class Options:
             except OSError as e:
                 stop(f"--config {self.values['config']}: {e.strerror}")
             for line in text.splitlines():
-                name, *value = line.split("#")[0].split(None, 1) or [""]
+                name, *value = re.split(r"(?:^|\s)#", line)[0].split(None, 1) or [""]
                 self.values.setdefault(name.lstrip("-"), "".join(value).strip())
 
     def number(self, name, default, saved=None):

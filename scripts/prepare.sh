@@ -47,8 +47,9 @@ bash scripts/install.sh
 make -s tokenize
 ./tokenize --vocabulary "$folder/vocab.bpe" --validation 0.1 --output "$folder/shakespeare" \
     "$folder/input.txt"
+quoted=$(printf %q "$folder")
 echo "== what to try next
-  train:     ./train_gpt --train $folder/shakespeare.train.bin \\
-                         --validation $folder/shakespeare.validation.bin --layers 4 --hidden 128 \\
-                         --heads 4 --sequence 128 --steps 300 --learning-rate 3e-3 --save $folder/checkpoints
-  generate:  ./train_gpt --resume $folder/checkpoints --generate 'JULIET:'"
+  train:     ./train_gpt --train $quoted/shakespeare.train.bin \\
+                         --validation $quoted/shakespeare.validation.bin --layers 4 --hidden 128 \\
+                         --heads 4 --sequence 128 --steps 300 --learning-rate 3e-3 --save $quoted/checkpoints
+  generate:  ./train_gpt --resume $quoted/checkpoints --generate 'JULIET:'"

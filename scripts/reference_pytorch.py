@@ -10,9 +10,13 @@ scripts/reference_pytorch.py
 import json
 import math
 import os
+import sys
 
-import torch
-import torch.nn.functional as F
+try:
+    import torch
+    import torch.nn.functional as F
+except ImportError:
+    sys.exit("reference_pytorch.py: needs PyTorch: pip install torch")
 
 torch.set_default_dtype(torch.float64)
 L, C, NH, T, V, B = 2, 8, 2, 5, 11, 2

@@ -366,6 +366,25 @@ def test_tokenizers(work, _tensors):
     refused("would overwrite", *asked, *onto, program="tasks")
     refused("would overwrite", *asked, "--output", f"{work}/other.bpe", program="tasks")
     check(open(f"{work}/own.jsonl").read() == own, "requests are not written onto their own")
+    into = ["--output", f"{work}/o", "--requests", f"{work}/text.txt"]
+    refused("exists, but is no requests", *asked, *into, program="tasks")
+    for _ in range(2):
+        good("tasks", *asked, "--output", f"{work}/o", "--requests", f"{work}/o.json")
+    every = ["--task", "all", "--from", work, "--vocabulary", "bytes", "--output", f"{work}/every"]
+    refused("--form mtnlgg: no task has it: choose one of ", *every, "--form", "mtnlgg", program="tasks")
+    for items in ('"b", [], "c"', '"b", ["c"]', '"b", {}', '["b"]', '"b", null'):
+        with open(f"{work}/items.jsonl", "w") as f:
+            f.write(f'{{"context": "a", "continuations": [{items}]}}\n')
+        listed = ["--task", "requests", "--from", f"{work}/items.jsonl", "--vocabulary", "bytes"]
+        refused("continuations", *listed, "--output", f"{work}/items.eval", program="tasks")
+    model = ["--plan", "--layers", 1, "--hidden", 8, "--heads", 1, "--sequence", 8, "--hardware", "dgx-a100"]
+    for option, says in (("--plan-json", "is no plan"), ("--timeline", "is no timeline")):
+        shutil.copy(f"{work}/text.txt", f"{work}/notes.json")
+        refused(says, *model, option, f"{work}/notes.json", program="train_gpt")
+        os.remove(f"{work}/notes.json")
+        for _ in range(2):
+            good("train_gpt", *model, option, f"{work}/notes.json")
+        os.remove(f"{work}/notes.json")
     for answers in ("train", "validation"):
         shutil.copy(f"{work}/text.txt", f"{work}/t.{answers}.answers")
         given = ["--vocabulary", "bytes", "--output", f"{work}/t", f"{work}/t.{answers}.answers"]

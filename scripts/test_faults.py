@@ -59,6 +59,7 @@ ALONE = (
     faults_numbers.rollbacks,
     faults_hosts.slow_rank,
     faults_hosts.late_rank,
+    faults_hosts.late_among_many,
     faults_hosts.many_ranks,
     faults_hosts.launcher_rules,
 )

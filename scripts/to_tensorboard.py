@@ -68,10 +68,10 @@ class Events:
 
 def whole_lines(file):
     try:
-        text = file.read_text()
+        whole = file.read_bytes()  # the run may be writing the last line, or half of a character
     except OSError as error:
         sys.exit(f"to_tensorboard.py: {file}: {error.strerror}")
-    return text[: text.rfind("\n") + 1].splitlines()
+    return whole[: whole.rfind(b"\n") + 1].decode("utf8", "replace").split("\n")[:-1]
 
 
 def main():

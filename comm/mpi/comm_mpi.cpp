@@ -263,7 +263,7 @@ void start(int* argc, char*** argv) {
     MPI_Op_create(max_bf16, 1, &bf16_max);
 }
 
-Group make_group(const char* name, const std::vector<int>& members, bool) {
+Group make_group(const char* name, const std::vector<int>& members, int) {
     return make_host_group(name, members);
 }
 

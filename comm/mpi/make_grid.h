@@ -2,26 +2,33 @@
 #pragma once
 #include "../grid.h"
 
+// SMs that a call may take. cuBLASLt's GEMMs need all at once, and a GEMM that lacks one waits for it: 8 are
+// enough for a network card (not measured), and NCCL rounds links' up to a power of two. Calls of tensor
+// parallelism overlap with no GEMM; over the world only a step's few numbers are summed, and each SM would
+// take memory for its connections
+constexpr int sms_beside_kernels = 8, sms_alone = 32, sms_for_numbers = 2;
+
 // Collective over the world. Links out of even stages come first, then those out of odd ones: a few rounds,
 // however many stages there are
 inline Grid make_grid(int t, int p, bool wrap) {
     Grid g = place_in_grid(comm::world_rank(), comm::world_size(), t, p);
-    auto make = [](comm::Group& group, bool beside_kernels) {
-        group = comm::make_group(group.name, group.members, beside_kernels);
+    auto make = [](comm::Group& group, int most_sms) {
+        group = comm::make_group(group.name, group.members, most_sms);
     };
-    for (comm::Group* group : {&g.world, &g.tp}) make(*group, false);
-    make(g.dp, true);
+    make(g.world, sms_for_numbers);
+    make(g.tp, sms_alone);
+    make(g.dp, sms_beside_kernels);
     g.dp_stream = comm::make_comm_stream();
     if (p == 1) return g;
     g.stages_on_host = comm::make_host_group(g.stages_on_host.name, g.stages_on_host.members);
-    if (g.holds_tied()) make(g.tied, false);
+    if (g.holds_tied()) make(g.tied, sms_beside_kernels);
 
     auto make_links = [&](int from) {
         int to = (from + 1) % p;
         if (g.stage != from && g.stage != to) return;
         for (Link* link : {g.stage == from ? &g.forward_out : &g.forward_in,
                            g.stage == from ? &g.backward_in : &g.backward_out}) {
-            make(link->group, true);
+            make(link->group, sms_beside_kernels);
             link->stream = comm::make_comm_stream();
         }
     };

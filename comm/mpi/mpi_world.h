@@ -1,5 +1,7 @@
 // mpi_world.h   shared by both transports over MPI: start and end, numbers on the host, diagnosis of hangs
-//   A rank that has waited in a call for comm::timeout seconds asks the call's other members where they are.
+//   A rank that has waited in a call for comm::timeout seconds asks the call's other members where they are,
+//   a few at a time, and the lowest ranks first, the first of which ends the run: if thousands all asked one
+//   another, connections, files and the time for answers would run out.
 //   A member that is itself waiting prints its last calls, and answers with its call and that call's members,
 //   which are then asked as well. A member that does not answer is computing, stopped or gone: it is the one
 //   that the others wait for. If all answer, as hosts that wait for their devices do, the report names the
@@ -12,9 +14,11 @@
 #include <unistd.h>
 #include <climits>
 #include <cstdlib>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <sstream>
 #include <string>
 #include "../../layers/base/hardware.h"
@@ -27,7 +31,9 @@ bool running = false;
 MPI_Comm control;  // over the world, for questions, answers and meetings only
 constexpr int question_tag = 1, answer_tag = 2, arrival_tag = 3, departure_tag = 4;
 constexpr int calls_kept = 8;  // of the last ones, to be printed
-constexpr double answer_seconds = 3;  // seconds for an answer
+constexpr double answer_seconds = 3;  // for an answer
+constexpr int asked_at_once = 8;      // ranks
+constexpr double ask_delay = 0.5, longest_delay = 10;  // seconds: rank n begins to ask after n * ask_delay
 double host_waited = 0;  // seconds
 std::string last_calls[calls_kept];
 long calls = 0;
@@ -121,28 +127,44 @@ std::string describe_hang(const std::map<int, Answer>& answers) {
 
 [[noreturn]] void find_who_hangs(const std::string& here, const std::vector<int>& members) {
     print_last_calls(text("has waited %.0f s in %s", timeout, here.c_str()).c_str());
-    std::map<int, Answer> answers = {{world_rank(), {here, members}}};
-    double last = seconds();
+    double begin = seconds() + std::min(ask_delay * world_rank(), longest_delay);
+    while (seconds() < begin) {
+        answer_questions(here, members);
+        usleep(1000);
+    }
 
-    auto ask = [&](const std::vector<int>& ranks) {
-        MPI_Request request;
+    std::map<int, Answer> answers = {{world_rank(), {here, members}}};
+    std::set<int> known = {world_rank()}, silent_yet;
+    std::deque<int> to_ask;
+    auto add = [&](const std::vector<int>& ranks) {
         for (int rank : ranks)
-            if (answers.insert({rank, {}}).second) {
-                MPI_Isend(nullptr, 0, MPI_BYTE, rank, question_tag, control, &request);
-                last = seconds();
-            }
+            if (known.insert(rank).second) to_ask.push_back(rank);
+    };
+    auto ask_some = [&] {
+        MPI_Request request;
+        for (; !to_ask.empty() && silent_yet.size() < asked_at_once; to_ask.pop_front()) {
+            MPI_Isend(nullptr, 0, MPI_BYTE, to_ask.front(), question_tag, control, &request);
+            silent_yet.insert(to_ask.front());
+            answers[to_ask.front()] = {};
+        }
     };
 
-    // whoever answers names the ranks that it waits for: they are asked as well
-    ask(members);
-    while (seconds() - last < answer_seconds) {
+    // whoever answers names the ranks that it waits for: they are asked as well, unless one is silent
+    add(members);
+    for (double last = seconds(); seconds() - last < answer_seconds;) {
+        if (silent_yet.empty() && !to_ask.empty()) {
+            ask_some();
+            last = seconds();
+        }
+
         int rank;
         std::string where;
         std::vector<int> others;
         answer_questions(here, members);
         if (take_answer(rank, where, others)) {
-            answers[rank] = {where, others};
-            ask(others);
+            silent_yet.erase(rank);
+            add(others);
+            answers[rank] = {where, std::move(others)};
         } else {
             sched_yield();
         }
@@ -155,13 +177,10 @@ std::string describe_hang(const std::map<int, Answer>& answers) {
         else if (where != here) elsewhere += text("    rank %d waits in %s\n", rank, where.c_str());
     }
 
-    std::string message = text("[rank %d] ", world_rank());
-    if (silent.empty()) message += describe_hang(answers);
-    else
-        message += text("waits for rank%s, which does not answer: it computes, is stopped or is gone\n",
-                        silent.c_str());
-
-    fputs((message + elsewhere).c_str(), stderr);
+    std::string what = silent.empty() ? describe_hang(answers)
+        : text("waits for rank%s, which does not answer: it computes, is stopped or is gone\n",
+               silent.c_str());
+    fputs((text("[rank %d] ", world_rank()) + what + elsewhere).c_str(), stderr);
     // the others ask as well
     for (double start = seconds(); seconds() - start < 1;) answer_questions(here, members);
     abort_all(1);
@@ -278,7 +297,8 @@ void end_on_mpi_error(MPI_Comm*, int* code, ...) {
 void start_mpi(int* argc, char*** argv) {
     {
         RareWakeups here;
-        MPI_Init(argc, argv);
+        int provided;
+        MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);  // other threads make no MPI calls
     }
     running = true;
     // a launcher of another MPI than this program's: MPI_Init then makes each rank a world of its own

@@ -1,7 +1,6 @@
 // nccl_start.h   how NCCL's communicators are made: with a timeout, and connected before the first step
-//   Calls that run beside kernels (of data-parallel and pipeline groups) take at most 8 of the device's SMs:
-//   cuBLASLt's GEMMs need all of them at once, and a GEMM that lacks one waits for it. NCCL would take up to
-//   32; its variable NCCL_MAX_CTAS overrides this choice.
+//   NCCL's calls would take up to 32 of the device's SMs: make_grid.h says how many each group's may; NCCL's
+//   variable NCCL_MAX_CTAS overrides that.
 //   TRAIN_GPT_SHARE_GPU=1, for checks on a machine with one GPU: NCCL refuses two ranks on one device of one
 //   host, so each rank calls itself a host. They then communicate by sockets, slowly.
 #pragma once
@@ -13,6 +12,7 @@
 #include <memory>
 #include <thread>
 #include "../../layers/base/hardware.h"
+#include "make_grid.h"
 #include "mpi_world.h"
 
 namespace comm {
@@ -26,11 +26,10 @@ void check_nccl(ncclResult_t result, const char* what) {
 
 // A rank has at most six calls on the device at once, whose blocks take an SM each: on four links, over d and
 // on the compute stream. 5 * 8 + 32 = 72 of an A100's 108 SMs: each call finds room, in whatever order they
-// begin; on a GPU of fewer than 72 SMs, as an L4's 58, the last takes less. 8 is enough for a network card
-// (not measured), and NCCL rounds links' blocks up to a power of two
-constexpr int ctas_beside_kernels = 8;
-int ctas_on_compute_stream() {
-    return std::clamp(multiprocessors() - 5 * ctas_beside_kernels, ctas_beside_kernels, 32);
+// begin; on a GPU of fewer than 72 SMs, as an L4's 58, the last takes less
+int most_ctas(int wanted) {
+    int left = multiprocessors() - 5 * sms_beside_kernels;
+    return std::min(wanted, std::max(left, sms_beside_kernels));
 }
 
 // NCCL waits for all ranks of a new communicator without a timeout: a separate thread does that while this
@@ -42,13 +41,13 @@ struct Joining {
     std::exception_ptr error;
     std::atomic<bool> done = false;
 };
-ncclComm_t join(const Group& g, ncclUniqueId id, bool beside_kernels) {
+ncclComm_t join(const Group& g, ncclUniqueId id, int most_sms) {
     auto joining = std::make_shared<Joining>();
     auto set_name = [&](auto& config) {  // NCCL before 2.27 has no names
         if constexpr (requires { config.commName; }) config.commName = handle_of(g).name.c_str();
     };
     set_name(joining->config);
-    joining->config.maxCTAs = beside_kernels ? ctas_beside_kernels : ctas_on_compute_stream();
+    joining->config.maxCTAs = most_ctas(most_sms);
     std::thread joins([joining, id, size = g.size, rank = g.rank, device = current_device()] {
         try {
             use_device(device);

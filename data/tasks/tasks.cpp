@@ -217,8 +217,8 @@ void make_file(const TaskForm& task, const Job& job, const Vocabulary& vocabular
     if (job.vocabulary != "bytes") inputs.push_back(job.vocabulary);
     refuse_overwriting({job.output, job.requests}, inputs);
     refuse_overwriting({job.output}, {job.requests});
-    if (std::filesystem::exists(job.output) && !MappedFile(job.output).view().starts_with("GPTEVALS"))
-        fail("%s: exists but is not an evaluation file: choose another name", job.output.c_str());
+    refuse_replacing_other(job.output, {"GPTEVALS"}, "no evaluation file");
+    refuse_replacing_other(job.requests, {"[[", "[]"}, "no requests");
 
     std::vector<TaskDocument> documents = read_task(task, job.from, false), train;
     try {
@@ -249,13 +249,20 @@ void make_file(const TaskForm& task, const Job& job, const Vocabulary& vocabular
     printf("%s%s%s: %zu documents, %u shots, %zu continuations, %zu tokens\nsha256 of all requests %s\n",
            task.task, *task.form ? " " : "", task.form, e.documents.size(), shots, e.requests.size(),
            e.tokens.size(), e.hash.c_str());
+    check_standard_output();
 }
 
 // Makes the published tasks that have a folder of their name; in the given form, if a task has it. Tasks that
 // cannot be made are reported and left out; if none can be made, that is an error
 void make_all(const Arguments& a, const Job& job, const Vocabulary& vocabulary) {
     if (a.has("requests")) fail("--requests: is for one task; --task all makes several");
-    std::string form = a.get("form"), folder = job.output;
+    std::string form = a.get("form"), folder = job.output, forms;
+    bool is_known = false;
+    for (auto& t : task_table) {
+        is_known |= form == t.form;
+        if (forms.find(t.form) == forms.npos) forms += (forms.empty() ? "" : ", ") + std::string(t.form);
+    }
+    if (!is_known) fail("--form %s: no task has it: choose one of %s", form.c_str(), forms.c_str());
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     if (error) fail("--output %s: cannot be created: %s", folder.c_str(), error.message().c_str());

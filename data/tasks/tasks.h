@@ -147,7 +147,14 @@ inline void check_fields(TaskDocument& d) {
     for (auto& [name, value] : d.fields) {
         if (name == "continuations")
             fail("%s: \"continuations\": expected an array of strings", d.where.c_str());
-        if (name != "context" && name != "gold" && name != "group" && !name.starts_with("continuations."))
+        // continuations.1, but not continuations.1.0, of a list within, nor one without continuations.0
+        bool is_item = name.starts_with("continuations.");
+        size_t digits = is_item ? name.find_first_not_of("0123456789", 14) : name.npos;
+        bool follows = !is_item || atoi(name.c_str() + 14) == 0 ||
+            d.fields.count(text("continuations.%d", atoi(name.c_str() + 14) - 1));
+        if (digits != name.npos || name.size() == 14 || !follows)
+            fail("%s: \"continuations\": expected an array of strings, has another item", d.where.c_str());
+        if (name != "context" && name != "gold" && name != "group" && !is_item)
             fail("%s: \"%s\": is not context, continuations, gold or group", d.where.c_str(), name.c_str());
         bool is_number = d.numbers.count(name) && name != "gold" && name != "group";
         if (is_number) fail("%s: \"%s\": expected a string", d.where.c_str(), name.c_str());
@@ -244,11 +251,15 @@ inline const TaskForm& find_task(const std::string& task, const std::string& for
 
 // ---- reading ---------------------------------------------------------------------------------------------
 
-// null counts as absent in an object, and is refused in a list, where it would shift the items after it
+// null, or an empty list, counts as absent in an object, and is refused in a list, where it would shift the
+// items after it
 inline void flatten(TaskDocument& d, const std::string& name, const Json& value) {
     for (size_t i = 0; i < value.items.size(); i++) {
-        if (value.items[i].kind == Json::Null)
-            fail("%s: \"%s\" has null as its item %zu", d.where.c_str(), name.c_str(), i + 1);
+        const Json& item = value.items[i];
+        bool is_list = item.kind == Json::Array || item.kind == Json::Object;
+        if (item.kind == Json::Null || (is_list && item.items.empty() && item.members.empty()))
+            fail("%s: \"%s\" has %s as its item %zu", d.where.c_str(), name.c_str(),
+                 is_list ? "an empty list" : "null", i + 1);
         flatten(d, text("%s.%zu", name.c_str(), i), value.items[i]);
     }
     if (value.kind == Json::Array || value.kind == Json::Object || value.kind == Json::Null) return;

@@ -189,7 +189,7 @@ std::vector<GivenOption<Form>> read_option_file(const std::string& path, const s
     std::string line;
 
     for (int number = 1; std::getline(lines, line); number++) {
-        std::istringstream words(line.substr(0, line.find('#')));
+        std::istringstream words(without_comment(line));
         std::string where = text("%s line %d: ", path.c_str(), number);
         std::vector<std::string> all;
         for (std::string word; words >> word;) all.push_back(word);

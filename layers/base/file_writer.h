@@ -4,6 +4,7 @@
 #pragma once
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <vector>
@@ -43,6 +44,21 @@ inline void refuse_overwriting(const std::vector<std::string>& outputs,
     for (auto& out : outputs)
         if (auto in = read.find(out.empty() ? "" : file_identity(out)); in != read.end())
             fail("%s would overwrite %s: give another name", out.c_str(), in->second.c_str());
+}
+
+// a program replaces a file only by one of the same kind, which begins with one of `beginnings`
+inline void refuse_replacing_other(const std::string& output, const std::vector<std::string>& beginnings,
+                                   const char* what) {
+    std::error_code none;
+    if (output.empty() || !std::filesystem::is_regular_file(output, none)) return;
+    InputFile before(output);
+    auto is_like = [&](const std::string& beginning) {
+        std::string there(std::min(beginning.size(), before.size), 0);
+        before.read(there.data(), 0, there.size(), "its beginning");
+        return beginning.starts_with(there);
+    };
+    if (!std::any_of(beginnings.begin(), beginnings.end(), is_like))
+        fail("%s: exists, but is %s: choose another name", output.c_str(), what);
 }
 
 // fails if what was printed so far has not reached its reader, or its disk

@@ -8,6 +8,13 @@ inline std::string_view without_mark(std::string_view text) {
     return text.starts_with("\xEF\xBB\xBF") ? text.substr(3) : text;
 }
 
+// a line of a settings file, without what follows a # at its beginning or behind white space
+inline std::string without_comment(const std::string& line) {
+    for (size_t at = line.find('#'); at != line.npos; at = line.find('#', at + 1))
+        if (at == 0 || isspace((unsigned char)line[at - 1])) return line.substr(0, at);
+    return line;
+}
+
 struct FileBytes {  // all bytes of a file
     std::string path;
     const char* data = nullptr;

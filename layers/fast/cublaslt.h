@@ -18,8 +18,13 @@
 #if HAS_KERNELS
 namespace gpu {
 
+// a refusal is an Error; a failure of the device, as while a graph is captured, a DeviceError
 inline void check_cublas(cublasStatus_t status, const char* what) {
-    if (status != CUBLAS_STATUS_SUCCESS) fail("%s: %s", what, cublasLtGetStatusString(status));
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    for (auto of_device : {CUBLAS_STATUS_EXECUTION_FAILED, CUBLAS_STATUS_ALLOC_FAILED,
+                           CUBLAS_STATUS_INTERNAL_ERROR})
+        if (status == of_device) throw DeviceError(text("%s: %s", what, cublasLtGetStatusString(status)));
+    fail("%s: %s", what, cublasLtGetStatusString(status));
 }
 
 template <class T>

@@ -79,7 +79,7 @@ inline Candidates candidates_of(const MatmulDescriptor& d, int asked = cublas_ca
                                           &may_be_apart, sizeof may_be_apart, &written);
         return may_be_apart != 0;
     });
-    if (apart) found.count = apart;  // where none says that it can, they are tried: those that fail drop out
+    if (apart) found.count = apart;  // where none says that it can, find_algorithm tries them
     return found;
 }
 
@@ -100,9 +100,13 @@ cublasLtMatmulAlgo_t find_algorithm(const Gemm<Out, Left, Right>& g, const Matmu
     if (!all.count)
         fail("cuBLASLt has no algorithm for a GEMM in " PRECISION_NAME " aligned to %u bytes: choose "
              "sizes that are multiples of 8", d.align);
-    int best = autotuner.choose(choice_key(g, d, all), all.count, 0, s, [&](int way) {
+    auto computes = [&](int way) {
         return Cublas::get().multiply(g, d, all.at[way].algo, s) == CUBLAS_STATUS_SUCCESS;
-    });
+    };
+    int best = autotuner.choose(choice_key(g, d, all), all.count, 0, s, computes);
+    // untimed, with C apart from the result, which a library may refuse: the first that it does not
+    if (d.c_is_apart && !autotuner.on)
+        while (best + 1 < all.count && !computes(best)) best++;
     return all.at[best].algo;
 }
 

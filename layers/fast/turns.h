@@ -28,6 +28,7 @@ inline void refuse_expired_waits(const char* what, Stream s) {
 #if KERNELS_HERE
 #if defined(__CUDACC__)
 static __device__ int wait_expired;
+constexpr int64_t longest_wait = 10'000'000'000;  // nanoseconds
 
 // called by a thread after each poll; reads the clock at every 4096th; began: 0 at first
 __device__ inline bool gives_up(uint32_t polls, uint64_t& began) {
@@ -35,7 +36,8 @@ __device__ inline bool gives_up(uint32_t polls, uint64_t& began) {
     uint64_t now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));  // nanoseconds
     if (began == 0) began = now;
-    if (!*(volatile int*)&wait_expired && now - began < 10000000000) return false;
+    // signed: a clock that is set back must not look like the end
+    if (!*(volatile int*)&wait_expired && (int64_t)(now - began) < longest_wait) return false;
     wait_expired = 1;
     return true;
 }
@@ -62,7 +64,11 @@ __device__ inline void publish(int* turn, int value) {
 }
 
 // bypasses L1, which may hold values from before other blocks wrote
-__device__ inline float2 load_from_l2(const float2* x) { return __ldcg(x); }
+__device__ inline float2 load_from_l2(const float2* x) {
+    float2 v;  // __ldcg, but not to be moved over a barrier
+    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(x) : "memory");
+    return v;
+}
 #else
 // for checks of the callers: EMULATED_EXPIRED_WAIT=N makes the N-th call return true
 bool take_expired_wait(Stream s) {

@@ -41,11 +41,6 @@ InferenceJobs open_jobs(const Options& o) {
         fail("--generate %s: there is no such file, and it does not look like text: --generate - < FILE "
              "continues a file's text; FILE.jsonl has one prompt per line", o.generate.c_str());
 
-    if (!o.results.empty() && std::filesystem::is_regular_file(o.results, none)) {
-        InputFile before(o.results);
-        if (before.size && before.read<char>(0, "results") != '{')
-            fail("--results %s: exists, but holds no results: give another name", o.results.c_str());
-    }
     if (!o.results.empty() && prints) FileWriter probe(o.results);
     if (!o.evaluate.empty() && o.inference() && o.resume.empty() && prints)
         printf("note: without --resume the model's weights are random\n");

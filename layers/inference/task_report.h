@@ -1,6 +1,7 @@
 // task_report.h   what the scores of a task mean: accuracy, perplexity, standard errors; as table and JSON
-//   acc       share of documents whose likeliest continuation (the first, if tied) is the gold one; for
-//             greedy tasks, share whose continuation is what greedy decoding would give
+//   acc       share of documents whose likeliest continuation is the gold one; for greedy tasks, share whose
+//             continuation is what greedy decoding would give. Ties are as in lm-evaluation-harness: the
+//             first counts but, of BoolQ's and WiC's yes and no, no
 //   acc_norm  the same with log-likelihoods divided by characters
 //   ppl       exp of the mean negative log-likelihood of a continuation
 //   a user's own requests without a gold continuation have no metrics
@@ -28,11 +29,11 @@ inline TaskMetric mean_metric(const std::string& name, const std::vector<double>
     return {name, mean, n > 1 ? std::sqrt(square / (n - 1) / n) : NAN};
 }
 
-// the index of the largest of n values, the first if tied
+// the index of the largest of n values, the first or the last if tied
 template <class Value>
-int likeliest(int n, Value value) {
+int likeliest(int n, Value value, bool last = false) {
     int best = 0;
-    for (int i = 1; i < n; i++) if (value(i) > value(best)) best = i;
+    for (int i = 1; i < n; i++) if (value(i) > value(best) || (last && value(i) == value(best))) best = i;
     return best;
 }
 
@@ -56,8 +57,9 @@ inline TaskResult task_result(const EvalFile& file, std::vector<Score> scores, l
             return (double)std::max<int64_t>(1, file.requests[d.first + i].characters);
         };
 
+        bool asks_yes = file.task == "boolq" || file.task == "wic";
         bool good = file.metric == "greedy" ? s[d.gold].is_greedy : file.metric == "none" ? false
-            : likeliest(n, [&](int i) { return s[i].log_likelihood - prior(i); }) == d.gold;
+            : likeliest(n, [&](int i) { return s[i].log_likelihood - prior(i); }, asks_yes) == d.gold;
         right.push_back(good);
         by_length.push_back(likeliest(n, [&](int i) { return s[i].log_likelihood / length(i); }) == d.gold);
         logs.push_back(s[std::max<int64_t>(d.gold, 0)].log_likelihood);

@@ -190,6 +190,9 @@ void test_scores() {
               metric("acc_norm").value == 0.75 && metric("acc_norm").error == 0.25 &&
               metric("acc x").value == 0.5 && metric("acc y").value == 1,
           "accuracy, by characters, by group, standard errors");
+    f.task = "boolq";
+    r = task_result(f, {{-1, 0}, {-2, 0}, {-3, 0}, {-2, 0}, {-4, 0}, {-2, 0}, {-7, 0}, {-7, 0}}, 0);
+    check(metric("acc").value == 0.25, "yes and no, tied, are no");
     check(mean_metric("acc", {1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0}).value == 0.5, "6 of 12 are one half");
     f = requests_of({{{c, {1}}}, {{c, {2}}}}, V);
     f.metric = "greedy";

@@ -18,7 +18,7 @@ inline std::vector<Host> read_hosts(const std::string& path, int slots) {
     std::vector<Host> hosts;
     std::string line;
     for (int number = 1; std::getline(lines, line); number++) {
-        std::istringstream words(line.substr(0, line.find('#')));
+        std::istringstream words(without_comment(line));
         std::string name, word;
         if (!(words >> name)) continue;
 

@@ -161,8 +161,9 @@ struct Checkpoint {
         std::string tensors;      // "0-11,24"; "": unknown, may be any
         bool is_open = false;     // its table has been read into `pieces`
     };
-    mutable std::vector<RankFile> files;
+    mutable std::vector<RankFile> files;  // by the rank that wrote it
     mutable std::map<std::string, std::vector<Piece>> pieces;  // of the tables read, key "kind tensor"
+    mutable std::unique_ptr<InputFile> data_file;              // that was read last
     std::map<std::string, int> tensor_ids;
     std::map<std::string, std::string> options;  // of the run that wrote it, by name
     std::set<std::string> given;  // names of those that were given; empty: an imported model, or not recorded
@@ -287,10 +288,14 @@ struct Checkpoint {
         return false;
     }
 
-    // reads the tables of all files that have values of a tensor
-    void open_tables(const std::string& tensor) const {
+    // Reads the tables of files that have values of a tensor until enough(), beginning with the one that this
+    // rank's number wrote: in an unchanged layout it has all that the rank reads, and of the others (as many
+    // as there are replicas, at every rank) none is opened. Another layout needs them all
+    template <class Enough>
+    void open_tables(const std::string& tensor, Enough enough) const {
         auto known = tensor_ids.find(tensor);
-        for (auto& f : files) {
+        for (size_t i = 0; i < files.size() && !enough(); i++) {
+            RankFile& f = files[((size_t)comm::world_rank() + i) % files.size()];
             if (f.is_open || (known != tensor_ids.end() && !lists(f.tensors, known->second))) continue;
             read_table(f);
         }
@@ -328,16 +333,17 @@ struct Checkpoint {
     // false: an imported model, whose optimizer starts anew
     bool has_moments() const {
         try {
-            open_tables("wte.weight");
+            return has("m wte.weight", "wte.weight");
         } catch (const Error&) {
             return true;  // damage is named where values are read
         }
-        return pieces.count("m wte.weight") > 0;
     }
 
-    bool has(const Parameter& p, int kind) const {
-        open_tables(p.name);
-        return pieces.count(shard_kinds[kind] + (" " + p.name)) > 0;
+    bool has(const Parameter& p, int kind) const { return has(shard_kinds[kind] + (" " + p.name), p.name); }
+    bool has(const std::string& key, const std::string& tensor) const {
+        auto is_there = [&] { return !pieces[key].empty(); };
+        open_tables(tensor, is_there);
+        return is_there();
     }
 
     // reads this rank's whole shard of a tensor
@@ -349,11 +355,19 @@ struct Checkpoint {
     // Reads values [first, last) of this rank's shard of a tensor from whichever pieces hold them. A piece is
     // read, and its checksum verified, only if it holds a requested value.
     void read(real* out, const Parameter& p, int kind, long first, long last) const {
-        open_tables(p.name);
-        auto found = pieces.find(shard_kinds[kind] + (" " + p.name));
-        if (found == pieces.end())
+        const std::vector<Piece>& all = pieces[shard_kinds[kind] + (" " + p.name)];
+        long here = 0;  // values of this shard in the pieces of this very shard
+        size_t counted = 0;
+        open_tables(p.name, [&] {
+            for (; counted < all.size(); counted++)
+                if (const Piece& piece = all[counted]; piece.start == p.start && piece.count == p.count) {
+                    check_piece(p, piece);
+                    for_each_common_run(p, piece, first, last, [&](long, long, long n) { here += n; });
+                }
+            return here >= last - first;
+        });
+        if (all.empty())
             fail("%s: has no tensor %s (%s)", folder.c_str(), p.name.c_str(), shard_kinds[kind]);
-        const std::vector<Piece>& all = found->second;
 
         long filled = 0;
         for (size_t i = 0; i < all.size(); i++) {
@@ -421,9 +435,10 @@ struct Checkpoint {
     }
 
     void read_piece(std::vector<char>& data, const std::string& tensor, const Piece& piece) const {
-        InputFile file(piece.file);
+        if (!data_file || data_file->path != piece.file)
+            data_file = std::make_unique<InputFile>(piece.file);
         data.resize(piece.bytes);
-        file.read(data.data(), piece.offset, piece.bytes, tensor.c_str());
+        data_file->read(data.data(), piece.offset, piece.bytes, tensor.c_str());
         if (checksum(data.data(), data.size()) != piece.sum)
             throw Damaged(text("%s: damaged between offsets %zu and %zu: its checksum differs",
                                piece.file.c_str(), piece.offset, piece.offset + piece.bytes));
@@ -510,8 +525,9 @@ inline std::string folder_with_checkpoints(const std::string& dir) {
     return "nothing has been saved there yet, or choose a folder that --save wrote";
 }
 
-// The checkpoints in dir whose index can be read, newest first, or dir itself if it is one; reports those it
-// skips. before: only checkpoints of earlier steps; 0: all. option: the one that named dir
+// The checkpoints in dir whose index can be read, newest first, at most eight (each of thousands of ranks may
+// open them), or dir itself if it is one; reports those that it skips. before: only checkpoints of earlier
+// steps; 0: all. option: the one that named dir
 inline std::vector<Checkpoint> find_checkpoints(const std::string& dir, long before = 0,
                                                 const char* option = "resume") {
     std::vector<Checkpoint> out;
@@ -536,7 +552,7 @@ inline std::vector<Checkpoint> find_checkpoints(const std::string& dir, long bef
     if (access((dir + "/index.json").c_str(), F_OK) == 0) consider(dir);
     else
         for (auto& name : list_checkpoints(dir))
-            if (!before || step_of(name) < before) consider(dir + "/" + name);
+            if (out.size() < 8 && (!before || step_of(name) < before)) consider(dir + "/" + name);
 
     if (before && out.empty() && !list_checkpoints(dir).empty())
         fail("--resume %s: holds no readable checkpoint of a step before %ld: its earliest is %s",

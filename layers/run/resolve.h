@@ -70,7 +70,10 @@ inline void take_options(Run& run, Inherit kind) {
 
         std::vector<std::string> value = {from.options.at(name)};
         check_values(option, value);
-        if (!is_possible_here(o, name, value[0])) continue;
+        if (!is_possible_here(o, name, value[0])) {
+            o.postponed[name] = value[0];
+            continue;
+        }
         set_option(o, option, value);
         if (name == "model") o.given.erase(name);  // wanted for its defaults: the sizes are the checkpoint's
     }
@@ -204,12 +207,13 @@ inline void resolve_batch(Run& run) {
         fail("--ramp-increment and --ramp-tokens require --ramp-start");
     if (o.ramp_start && !o.ramp_tokens) fail("--ramp-start %d requires --ramp-tokens", o.ramp_start);
     if (!o.ramp_increment) o.ramp_increment = o.ramp_start;
+    const char* inherited = run.checkpoints.empty() ? "" : ", or --ramp-start 0 if the ramp has ended";
     if (o.ramp_start > o.batch)
-        fail("--ramp-start %d is more than --batch %d: a ramp grows: choose at most %d", o.ramp_start,
-             o.batch, o.batch);
+        fail("--ramp-start %d is more than --batch %d: a ramp grows: choose at most %d%s", o.ramp_start,
+             o.batch, o.batch, inherited);
     if (o.ramp_start && (o.batch - o.ramp_start) % o.ramp_increment)
         fail("--ramp-start %d by --ramp-increment %d does not reach --batch %d: choose an increment that "
-             "divides %d", o.ramp_start, o.ramp_increment, o.batch, o.batch - o.ramp_start);
+             "divides %d%s", o.ramp_start, o.ramp_increment, o.batch, o.batch - o.ramp_start, inherited);
 
     constexpr long most_sizes = 1 << 14, most_steps = 100'000'000;
     if (o.ramp_start && (o.batch - o.ramp_start) / o.ramp_increment > most_sizes)
@@ -471,9 +475,26 @@ inline void check_data_vocabulary(Run& run) {
     }
 }
 
-inline bool is_checkpoint_name(std::filesystem::path path) {
-    path = std::filesystem::absolute(path).lexically_normal();
-    return step_of(path.has_filename() ? path.filename() : path.parent_path().filename()) >= 0;
+// whether a folder has a checkpoint's name, or lies in a checkpoint, with which it would be deleted
+inline bool lies_in_checkpoint(std::filesystem::path folder) {
+    folder = std::filesystem::absolute(folder).lexically_normal();
+    if (!folder.has_filename()) folder = folder.parent_path();
+    bool is_one = step_of(folder.filename()) >= 0;
+    for (; !is_one && folder.has_relative_path(); folder = folder.parent_path())
+        is_one = step_of(folder.filename()) >= 0 && access((folder / "index.json").c_str(), F_OK) == 0;
+    return is_one;
+}
+
+// every file that a list of --train or --validation reads
+inline std::vector<std::string> files_of_sets(const std::vector<std::string>& given) {
+    std::vector<std::string> out;
+    if (given.empty()) return out;
+    for (auto& set : parse_sets(given))
+        for (auto& file : set.files) {
+            std::string stem = file.substr(0, file.rfind(".bin"));
+            out.insert(out.end(), {file, stem + ".idx", answers_path(file)});
+        }
+    return out;
 }
 
 // files that a run writes: none of them one that it reads, or another one's, or part of a checkpoint
@@ -484,11 +505,12 @@ inline void check_output_files(const Options& o) {
         if (!path.empty() && path != "-") outputs.push_back({name, path});
 
     std::vector<std::string> inputs = {o.config, o.hosts, o.tokenizer, o.generate};
-    for (auto* files : {&o.train, &o.validation, &o.evaluate})
-        for (auto& file : *files) {
-            inputs.push_back(file);
-            inputs.push_back(file.substr(file.find(':') + 1));  // WEIGHT:FILE
-        }
+    for (auto* files : {&o.train, &o.validation}) {
+        std::vector<std::string> read = files_of_sets(*files);
+        inputs.insert(inputs.end(), read.begin(), read.end());
+        inputs.insert(inputs.end(), files->begin(), files->end());  // a .blend itself
+    }
+    inputs.insert(inputs.end(), o.evaluate.begin(), o.evaluate.end());
     std::map<std::string, const char*> named;  // file_identity -> option, nullptr: an input
     for (auto& in : inputs)
         if (!in.empty()) named[file_identity(in)] = nullptr;
@@ -498,14 +520,20 @@ inline void check_output_files(const Options& o) {
             fail("--%s %s: is a file that this run reads: give another name", name, path.c_str());
         if (!is_new)
             fail("--%s and --%s both name %s: give two names", other->second, name, path.c_str());
-        if (is_checkpoint_name(std::filesystem::absolute(path).parent_path()))
+        if (lies_in_checkpoint(std::filesystem::absolute(path).parent_path()))
             fail("--%s %s: lies in a checkpoint: choose another folder", name, path.c_str());
     }
+
+    refuse_replacing_other(o.record, {"{\"record\""}, "no record of a step");
+    refuse_replacing_other(o.plan_json == "-" ? "" : o.plan_json, {"{\"parameters\""}, "no plan");
+    for (auto& path : {o.trace, o.timeline})
+        refuse_replacing_other(path, {"{\"displayTimeUnit\""}, "no timeline");
+    refuse_replacing_other(o.results, {"{\"results\"", "{\"prompt\""}, "no results");
 }
 
 // checks that --save is a folder that can be written and holds no other run
 inline void check_save_folder(const Options& o) {
-    if (!o.save.empty() && is_checkpoint_name(o.save))
+    if (!o.save.empty() && lies_in_checkpoint(o.save))
         fail("--save %s: has a checkpoint's name, and --keep may remove it: choose another folder",
              o.save.c_str());
     if (o.save.empty())
@@ -570,6 +598,10 @@ inline void resolve(Run& run, int task_vocabulary) {
         uint64_t sum = fingerprint_of(*run.train);
         uint64_t sum_before = std::exchange(run.state.training_set_sum, sum);
         bool is_other = (before && before != now) || (sum_before && sum_before != sum);
+        const std::string loss_on = run.checkpoints.empty() ? "" : run.checkpoints[0].options["loss-on"];
+        if (is_other && !loss_on.empty() && loss_on != o.loss_on && o.other_data != "yes")
+            fail("--resume %s: was trained with --loss-on %s, which counts other samples than %s: give the "
+                 "same, or --other-data yes", o.resume.c_str(), loss_on.c_str(), o.loss_on.c_str());
         if (is_other && o.other_data != "yes")
             fail("--resume %s: was trained on other data than --train gives (%llu samples, now %llu), or "
                  "with other weights, names or order of its sets: give the same, or --other-data yes to "

@@ -64,6 +64,8 @@ struct Options : OptimizerOptions {
 
     bool help = false, version = false, verbose = false;
     std::set<std::string> given;  // given on the command line or in the config file
+    // of the checkpoint's recipe, what this build or device cannot do; recorded again, for one that can
+    std::map<std::string, std::string> postponed;
 
     bool has(const char* name) const { return given.count(name) > 0; }
 
@@ -149,7 +151,7 @@ using NamedValues = std::vector<std::pair<std::string, double>>;
 // which only rank 0 knows
 struct StepResult {
     double loss = 0, learning_rate = 0, norm = 0;  // the mean over the step's tokens; norm before clipping
-    double seconds = 0;
+    double seconds = 0, counted_tokens = 0;
     bool updated = true;           // false: loss or norm was not finite, or a spike; nothing changed
     std::vector<int> slow_ranks;   // see SlowRankMonitor (monitor.h)
     NamedValues set_losses;        // for each set of a blend that had samples in the step

@@ -200,6 +200,19 @@ void test_resume() {
                     "is a file that this run reads");
     program_refuses("--plan --plan-json " + s + "/unbroken/" + step_name(120) + "/index.json",
                     "lies in a checkpoint");
+    fs::create_directories(s + "/unbroken/" + step_name(120) + "/below");
+    program_refuses(reads + "--metrics " + s + "/unbroken/" + step_name(120) + "/below/x.jsonl",
+                    "lies in a checkpoint");
+    program_refuses("--train " + tokens + " --resume " + s + "/unbroken --save " + s + "/unbroken/" +
+                    step_name(120) + "/below", "has a checkpoint's name");
+    fs::remove(s + "/unbroken/" + step_name(120) + "/below");
+    write_file(s + "/one.blend", "1 " + fs::absolute(tokens).string() + "\n");
+    program_refuses("--plan --train " + s + "/one.blend --plan-json " + tokens,
+                    "is a file that this run reads");
+    write_file(answers_path(tokens), "");
+    program_refuses("--plan --train " + tokens + " --plan-json " + answers_path(tokens),
+                    "is a file that this run reads");
+    fs::remove(answers_path(tokens));
     program_refuses(reads + "--trace " + s + "/x.json --record " + s + "/./x.json",
                     "--record and --trace both name");
     program_refuses("--train " + tokens + " --resume " + s + "/unbroken --save " + s + "/unbroken/" +
@@ -234,6 +247,13 @@ void test_resume() {
     o = eight("part", "--resume " + s + "/part --steps 4 --validation " + tokens);
     check(o.code == 0 && o.out.find("--steps 4 is its total length") != o.out.npos &&
           o.out.find("validation loss ") != o.out.npos, "nothing to do but to evaluate: " + o.out);
+    {
+        FolderLock training(s + "/part");
+        o = eight("part", "--resume " + s + "/part --steps 4 --validation " + tokens);
+        check(o.code == 0 && o.out.find("validation loss ") != o.out.npos, "beside training: " + o.out);
+        o = eight("part", "--resume " + s + "/part --steps 10");
+        check(o.code == 1 && o.out.find("writes there: end that run") != o.out.npos, "no step: " + o.out);
+    }
     o = eight("part", "--resume " + s + "/part --steps 10 --save no");
     check(o.code == 0 && list_checkpoints(s + "/part") == std::vector{step_name(9)}, "--save no: " + o.out);
     fs::copy(s + "/part/" + step_name(9), s + "/alone");

@@ -93,19 +93,27 @@ void test_recipe() {
         if (!strncmp(option.help, "yes or no", 9))
             refuses(text("--%s true: expected ", option.name),
                     [&] { check_words(options_of({text("--%s", option.name), "true"})); });
+    auto twice = parse_sets({"1:a.bin", "2:a.bin"});
+    check(twice[0].name == "a.bin" && twice[1].name == "a.bin (2)", "one file twice: " + twice[1].name);
     refuses("write WEIGHT:FILE for each", [] { parse_sets({"0.5:a.bin", "b.bin"}); });
     refuses("has weight 0", [] { parse_sets({"0:a.bin"}); });
     refuses("has weight -1", [] { parse_sets({"-1:a.bin"}); });
     std::string name = scratch_folder + "/mix.blend";
-    write_file(name, "# two\n0.3 a.bin  # the first\n\n\t\n0.7\t/data/b c.bin\n");
+    write_file(name, "# two\n0.3 a.bin  # the first\n\n\t\n0.7\t/data/b c#1.bin\n");
     sets = parse_sets({name});
     check(sets.size() == 2 && sets[0].files[0] == scratch_folder + "/a.bin" &&
-              sets[1].files[0] == "/data/b c.bin" && sets[1].weight == 0.7,
+              sets[1].files[0] == "/data/b c#1.bin" && sets[1].weight == 0.7,
           "a .blend file");
     write_file(name, "0.3 a.bin\nb.bin\n");
     refuses("mix.blend line 2: \"b.bin\": expected WEIGHT FILE", [&] { parse_sets({name}); });
     write_file(name, "# nothing\n");
     refuses("names no set", [&] { parse_sets({name}); });
+
+    Options passing = options_of({"--batch", "4"});  // what this build cannot do is recorded for one that can
+    passing.postponed["fp8"] = "yes";
+    Json recorded = Json::parse(options_json(passing), "options");
+    check(recorded.at("fp8", "options").text == "yes" && recorded.at("given", "options").text == "batch fp8",
+          "a recipe that has to wait: " + options_json(passing));
 
     // MT-NLG's ramp: from 32 by 32 to 1920 over 12e9 tokens, then on to 270e9
     Options o = options_of({"--sequence", "2048", "--batch", "1920", "--ramp-start", "32", "--ramp-increment",

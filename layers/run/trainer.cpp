@@ -248,6 +248,7 @@ StepReports exchange_reports(StepResult& result, Run& run, Trainer& trainer, con
     for (size_t set = 0; set < sets; set++) {
         result.loss += reports.losses[set] / samples.counted_tokens();
         double tokens = (double)samples.counted[set];
+        result.counted_tokens += tokens;
         if (sets > 1 && tokens > 0)
             result.set_losses.push_back({run.train->given[set].name, reports.losses[set] / tokens});
     }
@@ -308,8 +309,11 @@ bool evaluate_loss(std::optional<double>& loss, Run& run, Trainer& trainer) {
         if (!add_validation_losses(sum, run, trainer, chosen)) return false;
         for (uint64_t sample : chosen) counted += (double)run.validation->counted(sample);
     }
-    loss = sum / std::max(1.0, counted);
-    if (!std::isfinite(*loss) && run.is_rank0())  // the last step's own loss would not show it
+    if (counted > 0) loss = sum / counted;
+    else if (run.is_rank0())
+        fprintf(stderr, "step %ld: the %llu validation samples have no answers, so there is no validation "
+                "loss: raise --evaluate-sequences\n", run.state.step, (unsigned long long)count);
+    if (loss && !std::isfinite(*loss) && run.is_rank0())  // the last step's own loss would not show it
         fprintf(stderr, "step %ld: the validation loss is not finite: checkpoints from here on are useless: "
                 "resume from an earlier one (--resume-before)\n", run.state.step);
     return true;
@@ -321,7 +325,7 @@ void report_nothing_to_do(Run& run, Trainer& trainer) {
         printf("nothing to do: the run is at step %ld, and %s\n", run.state.step,
                o.has("steps") ? text("--steps %ld is its total length", o.steps).c_str() : "ends there");
     std::optional<double> loss;
-    if (run.validation && evaluate_loss(loss, run, trainer) && run.is_rank0())
+    if (run.validation && evaluate_loss(loss, run, trainer) && loss && run.is_rank0())
         printf("validation loss %.4f\n", *loss);
 }
 
@@ -342,7 +346,10 @@ static void refuse_newer_checkpoints(const Run& run) {
 // lock is stale
 void lock_save_folder(const Run& run, Trainer& trainer) {
     const std::string& folder = run.options.save;
-    if (folder.empty() || !run.trains()) return;
+    if (folder.empty() || !run.trains() || trainer.has_folder) return;
+    // with nothing to do but to evaluate, nothing is written there, and training may go on beside
+    if (run.options.resume == folder && run.state.step >= run.last_step) return;
+    trainer.has_folder = true;
     std::future<void> locking;
     if (run.is_rank0())
         locking = std::async(std::launch::async, [&] {
@@ -522,8 +529,10 @@ void act_on_reports(const StepReports& reports, StepResult& result, Run& run, Tr
         handle_spike(result, run, trainer);
         if (run.options.on_spike == "back") return;  // go_back() has already read the next samples
     } else {
-        run.state.losses.add(result.loss);
-        run.state.norms.add(result.norm);
+        if (result.counted_tokens > 0) {  // --loss-on answers: a step may have had none
+            run.state.losses.add(result.loss);
+            run.state.norms.add(result.norm);
+        }
         bool has_newer_checkpoint = trainer.writer->saved_step() > trainer.loaded_step;
         if (run.options.on_spike != "back" || has_newer_checkpoint) run.state.spikes_since_progress = 0;
     }

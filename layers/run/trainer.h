@@ -32,7 +32,8 @@ struct Trainer {
     std::unique_ptr<RepeatedStep> repeated;  // in a step of --check-every
     std::unique_ptr<ProgressReporter> reporter;
     std::unique_ptr<SlowRankMonitor> slow;
-    std::unique_ptr<FolderLock> lock;  // on --save
+    bool has_folder = false;           // --save is this run's: rank 0 has locked it …
+    std::unique_ptr<FolderLock> lock;  // … with this
     std::unique_ptr<CheckpointWriter> writer;  // ends before the lock is let go
 
     Trainer();

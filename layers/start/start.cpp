@@ -2,6 +2,7 @@
 #include "start.h"
 #include <omp.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <set>
 #include "../../comm/mpi/make_grid.h"
 #include "../base/process.h"
@@ -18,6 +19,11 @@
 void prepare_process(char** argv) {
     let_waiting_threads_sleep(argv);
     signal(SIGXFSZ, SIG_IGN);  // over the file-size limit, write() fails instead of killing the process
+    rlimit files;  // as many as may be open: token files, and connections to other ranks
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+        files.rlim_cur = files.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
 }
 
 // ---- options and files -----------------------------------------------------------------------------------
@@ -130,7 +136,10 @@ static void build(Trainer& trainer, Run& run, Schedules schedules, const StagePl
     if (run.checkpoints.empty()) initialise_parameters(model, trainer.optimizer.get(), (uint64_t)o.seed);
     else resume_newest(run, model, trainer.optimizer.get());
     if (!run.checkpoints.empty()) trainer.loaded_step = run.state.step;
-    if (training) resolve_last_step(run);  // again: the newest checkpoint may have been damaged
+    if (training) {  // again: the newest checkpoint may have been damaged
+        resolve_last_step(run);
+        lock_save_folder(run, trainer);
+    }
     run.start_times.end("parameters");
 
     // what is chosen by timing (autotune.h): from the checkpoint or --tuning, else timed below, in tune()
