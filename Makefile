@@ -197,7 +197,7 @@ help:
 #: make MPICXX=mpicxx.mpich         with another MPI
 #: make BLAS='-lmkl_rt'             another CBLAS
 #: make PRECISION=bf16 ONEDNN=...   another oneDNN ('-I... -L... -ldnnl'), or none: for GEMMs in bf16 on a CPU
-#: make GPU_CODE=native             for this machine's GPU only (default: sm_80, sm_90a, PTX for others)
+#: make GPU_CODE=native             for this GPU only (default: sm_80, sm_90a, PTX; sm_89: FP8 is faster)
 #: make test                        all checks: bash scripts/test.sh
 #: make check                       the architecture: who includes whom, headers alone, limits
 #: make bench                       speed of a training step, compared with its GEMMs alone and PyTorch

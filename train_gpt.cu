@@ -37,7 +37,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     const Options& o = run.options;
     double start = seconds(), waited = comm::waited_seconds();
 
-    // read into one of two host buffers while the previous step computed from the other
+    // in one of two host buffers, filled while the previous step computed from the other
     const StepSamples& samples = take_samples(trainer);
     double tokens = (double)samples.batch * model.shape.T, counted = samples.counted_tokens();
     // the step's loss is the mean over the tokens that count: the division is in dloss, gradients are sums

@@ -81,9 +81,10 @@ void captured_call(const comm::Group& world, Stream comm_stream) {
     double got = 1, want = world.size;
     copy_to_device(x, &got, sizeof got, compute);
     {
-        Graph graph;
+        CapturedStep graph;
+        graph.must_capture = true;
         for (int launch = 0; launch < 3; launch++, want *= world.size) {
-            graph.run(compute, [&] {
+            graph.enqueue(compute, 1, [&] {
                 comm::begin_capture();
                 comm::wait_stream(comm_stream, compute);
                 comm::all_reduce(world, x, 1, comm::Op::Sum, "a test", comm_stream);

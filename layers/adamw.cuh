@@ -209,7 +209,7 @@ struct AddValues {
 };
 
 // sums[slice.global_id] = sum of x^2 over a slice's values with flag_in_norm; parts: square_sum_parts a
-// slice. For the plan: sums has sum_count values, x has `all`, of which the `count` slices cover n
+// slice. For the plan alone: sums has sum_count values, x has `all`, of which the `count` slices cover n
 struct SquareSums {
     double *sums, *parts;
     const real* x;

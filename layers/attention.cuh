@@ -78,10 +78,10 @@ struct AttentionBackward {
 struct FlashScratch {
     real* query_terms;  // (B, NH, T) pairs: lse in base 2, and delta (FlashBackward)
     // partial sums of dq. Blocks of keys take turns, from the diagonal to keys 0: the first stores, others
-    // add; the last, of keys 0, adds its part in registers and writes dq to dqkv. So it needs no clearing
+    // add; the last, of keys 0, adds its part in registers and writes dq to dqkv. So dq is not cleared
     real* dq;
-    // [0]: blocks that have started, which numbers them; from [1] on: whose turn it is to add to dq, for each
-    // tile of queries, or on sm_90a for each half of a tile
+    // cleared first. [0]: blocks that have started, which numbers them; from [1] on: whose turn it is to add
+    // to dq, for each tile of queries, or on sm_90a for each half of a tile
     int* turns;
     // sm_90a: (B, ceil(T / 128), NH, 3, HS): row i has the sums of dk and dv over keys 128 i to 128 i + 127,
     // row 0 also those of dq, over all queries; dq's are 0 in the others

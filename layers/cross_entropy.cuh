@@ -1,5 +1,5 @@
 // cross_entropy.cuh   loss[n] = log(sum over v of exp(logits[n][v])) - logits[n][target[n]]
-//   cross_entropy does it in one pass. If the vocabulary is split over tensor-parallel ranks, it takes three
+//   one kernel does it. If the vocabulary is split over tensor-parallel ranks, it takes three
 //   steps, between which the ranks reduce N and 2 N values, never logits:
 //     1. largest[n] = max of this rank's logits                                 then MAX over the ranks
 //     2. exp_sums[0][n] = sum of exp(logit - largest), [1][n] = target's logit  then SUM over the ranks

@@ -2,8 +2,8 @@
 //   x (N, C)   w (OC, C)   b (OC) or nullptr   y, residual (N, OC)   dw (OC, C), db real
 //   GELU: y = 0.5 * x * (1 + tanh(u)),  u = sqrt(2/pi) * (x + 0.044715 * x^3)
 //   kept:  nothing (the block keeps x, and the input of GELU)
-//   backward: sets dx; sets dw or, with `accumulate`, adds to it in the GEMM itself. db is computed where
-//             dy is (list in model/block.h): for the layer before GELU here, where GELU's slope is applied.
+//   backward: sets dx; sets dw or, with `accumulate`, adds to it in the GEMM itself. Where db is computed:
+//             list in model/block.h; up's is here, where GELU's slope is applied
 //   gpu: GELU, and a bias with a residual, are in a GEMM's epilogue or a kernel apart, as timed (fuses(),
 //   base/gemm.h; by default the bias is, GELU is not). With --fp8: other operations, fast/fp8_linear.h
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
@@ -15,7 +15,7 @@
 
 // ---- their GEMMs, as they are computed and as works() counts them ----------------------------------------
 
-// base/gemm.h: out (m, n) = a b + beta c + bias; with gelu_input, times GELU's slope there
+// base/gemm.h: out (m, n) = a b + beta c + bias, where c is only read; with gelu_input, times GELU's slope
 
 // y = x w^T, + residual if there is one
 inline Gemm<floatX> forward_gemm(floatX* y, const floatX* x, const floatX* w, int N, int C, int OC,
@@ -50,7 +50,7 @@ struct LinearForward {
     floatX* y;
     const floatX *x, *w, *b;
     int N, C, OC;
-    const floatX* residual = nullptr;  // added in the GEMM, before y is rounded; a kernel's bias after
+    const floatX* residual = nullptr;  // added in the GEMM; a kernel adds the bias to the rounded y
 
     static constexpr const char* name = "linear_forward";
     std::vector<TensorAccess> tensors() const {
@@ -101,8 +101,8 @@ struct LinearBackward {
     void gpu(Stream) const;
 };
 
-// for a layer with weights w and input x = gelu(up), where up = … + b is what the layer before computes: d_up
-// (N, C), the model's 4C, becomes the gradient of up, and d_up_bias (C) its column sums, the gradient of b
+// of the MLP's second layer, y = x w^T with x = gelu(up), where C is the model's 4C: d_up (N, C) becomes the
+// gradient of up, and d_up_bias (C) its column sums, the gradient of the first layer's bias
 struct LinearOfGeluBackward {
     floatX* d_up;
     real *dw, *d_up_bias;

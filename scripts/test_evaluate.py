@@ -282,7 +282,7 @@ for extra, message in (
     (["--results", "x"], "requires --evaluate FILE.eval"),
     (["--evaluate", f"{work}/own.eval", f"{work}/own.eval"], "another file already has the name own"),
     (["--evaluate", f"{work}/own.eval", "--results", f"{work}/nowhere/x"], "cannot be written"),
-    (["--evaluate", f"{work}/own.eval", "--results", f"{work}/own.eval.txt"], "exists, but holds no results"),
+    (["--evaluate", f"{work}/own.eval", "--results", f"{work}/own.eval.txt"], "exists, but is no results"),
     (["--evaluate", f"{work}/own.eval", "--pipeline-chunks", "2"], "on one pipeline stage"),
     (["--generate", f"{work}/bad3.jsonl"], "bad3.jsonl line 1: \"top_p\" 1.5: must be at most 1"),
     (["--generate", f"{work}/bad4.jsonl"], "bad4.jsonl line 1: \"stop\" has an empty string"),

@@ -221,10 +221,8 @@ def check_one_device():
         )
         if good:
             limits = set(re.findall(r"NCCL INFO group (\w+).*?: maxCTAs (\d+)", done.stderr))
-            limited = {"data", "forward", "backward"}
-            wanted = {
-                (name, "8" if name in limited else "32") for name in limited | {"world", "tensor", "tied"}
-            }
+            wanted = {(name, "8") for name in ("data", "forward", "backward", "tied")}
+            wanted |= {("tensor", "32"), ("world", "2")}
             check(limits == wanted, f"SMs of communicators: {limits}, expected {wanted}")
 
 

@@ -1,4 +1,5 @@
-// random.h   uniform and normal random numbers: as in numbers.h, functions of seed, purpose and index alone
+// random.h   uniform and normal random numbers, functions of seed, purpose and index alone: initial weights,
+//   sampled text. (The order of samples: data/loader.h; stochastic rounding: adamw.cuh)
 #pragma once
 #include <math.h>
 #include "numbers.h"

@@ -214,6 +214,14 @@ void test_emulated() {
     }
     check(is_refused, "memory that is taken during a capture");
 
+    // nor one with a GEMM that the device fails in while it is captured
+    CapturedStep multiplying;
+    int steps = 0;
+    multiplying.enqueue(s, 1, [&] {
+        if (++steps == 1) gpu::check_cublas(CUBLAS_STATUS_ALLOC_FAILED, "a GEMM");
+    });
+    check(steps == 2, text("a step with a GEMM that fails in the capture: %d times", steps));
+
     int early_changes = 0;
     for (unsigned round = 1; round <= 40; round++) {
         emulated::seed = round;

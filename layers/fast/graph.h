@@ -3,84 +3,75 @@
 //   stay those of the capture.
 #pragma once
 #include <cstdio>
-#include <memory>
 #include "../base/device.h"
-
-#if HAS_KERNELS
-class Graph {
-    cudaGraphExec_t whole = nullptr;
-
-public:
-    Graph() = default;
-    Graph(const Graph&) = delete;
-    ~Graph() {
-        if (whole) cudaGraphExecDestroy(whole);
-    }
-    // enqueues the work on the stream; the first time, work() is called and recorded
-    template <class Work>
-    void run(Stream s, Work work) {
-        if (!whole) record(s, work);
-        check_cuda(cudaGraphLaunch(whole, s), "launching a graph");
-    }
-
-private:
-    template <class Work>
-    void record(Stream s, Work work) {
-        cudaGraph_t graph = nullptr;
-        check_cuda(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), "recording a graph");
-        try {
-            work();
-        } catch (...) {
-            cudaStreamEndCapture(s, &graph);
-            if (graph) cudaGraphDestroy(graph);
-            cudaGetLastError();
-            throw;
-        }
-        check_cuda(cudaStreamEndCapture(s, &graph), "recording a graph");
-
-        cudaError_t e = cudaGraphInstantiate(&whole, graph, 0);
-        cudaGraphDestroy(graph);
-        check_cuda(e, "making a graph");
-    }
-};
-#else
-struct Graph {
-    template <class Work>
-    void run(Stream, Work work) {
-        work();
-    }
-};
-#endif
 
 // A step's work as a CUDA graph, shared by all steps of one batch size that read the same token buffer. If it
 // cannot be captured, it is enqueued call by call or, with must_capture (all ranks must do the same), the
 // error is thrown
 class CapturedStep {
-    std::unique_ptr<Graph> graph;
-    bool failed = false;
+#if HAS_KERNELS
+    cudaGraphExec_t graph = nullptr;  // only one batch's at a time: graphs take memory
     int captured_batch = 0;
+    bool failed = false;
+
+    void free() {
+        if (graph) cudaGraphExecDestroy(graph);
+        graph = nullptr;
+        captured_batch = 0;
+    }
+
+    template <class Work>
+    void capture(Stream s, Work work) {
+        cudaGraph_t captured = nullptr;
+        check_cuda(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), "recording a graph");
+        try {
+            work();
+        } catch (...) {
+            cudaStreamEndCapture(s, &captured);
+            if (captured) cudaGraphDestroy(captured);
+            cudaGetLastError();
+            throw;
+        }
+        check_cuda(cudaStreamEndCapture(s, &captured), "recording a graph");
+
+        cudaError_t e = cudaGraphInstantiate(&graph, captured, 0);
+        cudaGraphDestroy(captured);
+        check_cuda(e, "making a graph");
+    }
 
 public:
     bool must_capture = false;
+    CapturedStep() = default;
+    CapturedStep(const CapturedStep&) = delete;
+    ~CapturedStep() { free(); }
 
+    // launches the work of this batch size; the first time, work() is called and captured
     template <class Work>
     void enqueue(Stream s, int batch, Work work) {
         if (failed) return work();
-        if (captured_batch == batch) return graph->run(s, work);
-
-        graph = std::make_unique<Graph>();  // only one batch's at a time: graphs take memory
-        captured_batch = 0;
+        bool is_new = captured_batch != batch;
         try {
-            graph->run(s, work);
+            if (is_new) {
+                free();
+                capture(s, work);
+            }
+            check_cuda(cudaGraphLaunch(graph, s), "launching a graph");
+            captured_batch = batch;
         } catch (const DeviceError& e) {
-            if (must_capture) throw;
+            if (must_capture || !is_new) throw;
             fprintf(stderr, "note: a step cannot be captured as a CUDA graph (%s): running it call by call "
                             "instead\n", e.what());
+            free();
             failed = true;
-            graph = nullptr;
-            return work();
+            work();
         }
-
-        captured_batch = batch;
     }
+#else
+public:
+    bool must_capture = false;
+    template <class Work>
+    void enqueue(Stream, int, Work work) {
+        work();
+    }
+#endif
 };

@@ -65,7 +65,7 @@ struct Optimizer {
     int owner;      // this rank's index among those that shard the state
     int tensors;
     std::vector<Slice> slices;
-    // on the device: flags per 128 elements; slices; sums: of squares, per bucket, then of losses;
+    // on the device: flags per 128 elements; slices; sums: of squares per bucket; last, the sum of losses;
     // sum_parts: partial sums of squares
     uint8_t* flags = nullptr;
     Slice* device_slices;

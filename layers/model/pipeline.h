@@ -13,8 +13,8 @@
 //                      parameters gathered                   or updated
 //   At a schedule's end compute waits for all links. Over several ranks compute is CUDA's default stream,
 //   except with --graph yes. The race detector checks this in every layout (scripts/mutate.py layouts).
-//   A stage has two links to each neighbour: with p = 2 four streams in all, with chunks six. Inputs have no
-//   `sent` event: see Buffer (activations.h).
+//   Two links lead to each neighbour: a stage with one neighbour has four streams in all, with two it has
+//   six. Inputs have no `sent` event: see Buffer (activations.h).
 //   Generation (inference/packed_batch.h) has one micro-batch at a time, and messages on the compute stream.
 #pragma once
 #include <functional>

@@ -193,9 +193,9 @@ inline void await_lm_head(Model& model) {
     model.await_parameter(model.table.list[model.table.lnf]);
 }
 
-// The chunk's input, or in the first chunk the tokens -> in_flight.y. attention(a, w): steps 1 to 3 of a
-// block, in inference others; its parameters have arrived. positions: of the tokens; nullptr: 0 to T - 1 in a
-// sequence
+// The chunk's input, or in the first chunk the tokens -> in_flight.y. attention(a, w): block_attention, of
+// packed batches packed_attention; its parameters have arrived. positions: of the tokens; nullptr: 0 to T - 1
+// in a sequence
 template <class Attention>
 void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx, const int* positions,
                     Attention attention) {

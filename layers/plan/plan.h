@@ -34,7 +34,8 @@ struct Plan {
 
     int communicators() const { return most_communicators(grid, o.pipeline_chunks > 1); }
     // of a GPU's memory, with an estimate of what NCCL takes
-    double gpu_bytes() const { return (double)most_bytes() + communicators() * bytes_of_communicator; }
+    double gpu_bytes() const { return (double)most_bytes() + communicator_bytes(); }
+    double communicator_bytes() const { return ::communicator_bytes(grid, o.pipeline_chunks > 1); }
     bool fits() const { return hardware.gpu.memory == 0 || gpu_bytes() <= hardware.gpu.memory; }
 };
 

@@ -67,10 +67,10 @@ inline std::string memory_report(const Plan& plan) {
 
     out += "\n" + memory_table(shown);
     int communicators = plan.communicators();
-    double has = plan.hardware.gpu.memory * 1e-9, each = bytes_of_communicator * 1e-6;
+    double has = plan.hardware.gpu.memory * 1e-9;
     if (has > 0 && communicators)
-        out += text("  NCCL takes about %.1f GB for %d communicators (%.0f MB each: an estimate)\n",
-                    communicators * each * 1e-3, communicators, each);
+        out += text("  NCCL takes about %.1f GB for %d communicators (an estimate)\n",
+                    plan.communicator_bytes() * 1e-9, communicators);
     if (has > 0)
         out += text("  %.1f of %.0f GB at most: %s\n", plan.gpu_bytes() * 1e-9, has,
                     plan.fits() ? "fits" : "DOES NOT FIT");

@@ -62,7 +62,7 @@ inline void resolve_plan(Run& run) {
     o.pipeline_chunks = chunks;
     if (has_group) o.given.insert("pipeline-group");
     Hardware h = choose_hardware(o);
-    double taken = most_communicators(run.grid, o.pipeline_chunks > 1) * bytes_of_communicator;
+    double taken = communicator_bytes(run.grid, o.pipeline_chunks > 1);
     bool searches = o.plan == "search";  // for micro-batches too
     if (!searches && h.gpu.peak > 0) choose_micro_batch(run, h.gpu.memory * 11 / 12 - taken, gpu_target);
     else if (!searches) choose_micro_batch(run, (double)free_memory() * 11 / 12);

@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 #include <vector>
+#include "../../comm/mpi/make_grid.h"
 #include "../../comm/schedule.h"
 #include "../run/setup.h"
 #include "dry_run.h"
@@ -93,6 +94,16 @@ inline int most_communicators(const Grid& grid, bool wrap) {
         most = std::max(most, communicator_count(place_in_grid(rank, world, grid.t, grid.p), wrap));
     }
     return most;
+}
+
+// What they take on a GPU in all. A data-parallel one whose ranks are each on a node of their own (t of 8) is
+// connected to 2 ranks each way for every power of two: by NCCL 2.30's code some 9.3 MB for each connection
+// and SM (make_grid.h), which exceeds the above from 8 nodes on
+inline double communicator_bytes(const Grid& grid, bool wrap) {
+    double all = most_communicators(grid, wrap) * bytes_of_communicator;
+    if (grid.t < 8 || grid.d < 8) return all;
+    double connections = 4 * (std::log2(grid.d) - 1) + 2;
+    return all + std::max(0.0, connections * sms_beside_kernels * 9.3e6 - bytes_of_communicator);
 }
 
 // one column per stage

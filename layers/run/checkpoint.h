@@ -355,6 +355,7 @@ struct Checkpoint {
     // Reads values [first, last) of this rank's shard of a tensor from whichever pieces hold them. A piece is
     // read, and its checksum verified, only if it holds a requested value.
     void read(real* out, const Parameter& p, int kind, long first, long last) const {
+        if (first == last) return;  // a shard of padding alone
         const std::vector<Piece>& all = pieces[shard_kinds[kind] + (" " + p.name)];
         long here = 0;  // values of this shard in the pieces of this very shard
         size_t counted = 0;

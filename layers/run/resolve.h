@@ -119,7 +119,7 @@ inline bool saves_back(const Options& o) {
 inline void resume_options(Run& run) {
     Options& o = run.options;
     // options that change what forward computes would have to be taken for inference too; there are none but
-    // --fp8, and inference is in bf16
+    // --fp8 and --fp8-lm-head, and inference is in bf16
     if (run.checkpoints.empty() || o.inference()) return;
     take_options(run, Inherit::always);
     if (run.checkpoints[0].has_moments()) take_schedule(run);

@@ -178,7 +178,8 @@ inline void share_choices(const comm::Group& world) {
 inline bool tune(Model& model, Optimizer& optimizer, const Options& o, RunState& state, bool may_graph) {
     fill_at_random(model);
     clear_losses(model);
-    Graph graph;
+    CapturedStep captured;
+    captured.must_capture = true;
 
     const ModelShape& shape = model.shape;
     std::string key =
@@ -195,7 +196,7 @@ inline bool tune(Model& model, Optimizer& optimizer, const Options& o, RunState&
             return true;
         }
         try {
-            graph.run(model.stream, [&] { compute_once(model); });
+            captured.enqueue(model.stream, 1, [&] { compute_once(model); });
         } catch (const DeviceError& e) {
             fprintf(stderr, "note: forward and backward cannot be captured as a CUDA graph: %s\n", e.what());
             return false;

@@ -142,7 +142,7 @@ void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
 }
 
 // "", or what is wrong in this rank's memory: an update, even one that is skipped, must read master weights
-// and moments exactly as the previous one left them. Waits for the compute stream, which has ended the step
+// and moments exactly as the previous one left them. Copies from the compute stream, which has ended the step
 static std::string check_state(Optimizer& optimizer, Model& model, long step, bool has_ended = false) {
     StateCheck now;
     copy_to_host(&now, optimizer.state_check, sizeof now, model.stream);
@@ -155,7 +155,7 @@ static std::string check_state(Optimizer& optimizer, Model& model, long step, bo
                 has_ended ? ", after its end," : "", has_ended ? "its update" : "the update before it");
 }
 
-// What this rank has found after the step: waits for the device, and for the next step's samples. start,
+// What this rank has found after the step, whose stream is idle; waits for the next step's samples. start,
 // waited: as in exchange_reports
 static RankReport await_rank_report(const Run& run, Trainer& trainer, double start, double waited) {
     long step = run.state.step;

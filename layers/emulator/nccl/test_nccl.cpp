@@ -127,12 +127,13 @@ void test_calls() {
         r.accept(second);
     });
 
-    Graph twice, unjoined, outside;  // graphs, with a stream beside that joins the capture
+    CapturedStep twice, unjoined, outside;  // with a stream beside that joins the capture
+    for (CapturedStep* each : {&twice, &unjoined, &outside}) each->must_capture = true;
     Event forked, joined, early;
     expect("", [&](Rank& r) {
         Stream beside = make_stream();
         for (int i = 0; i < 2; i++)
-            twice.run(r.s, [&] {
+            twice.enqueue(r.s, 1, [&] {
                 r.all_reduce();
                 forked.record(r.s);
                 forked.block(beside);
@@ -145,7 +146,7 @@ void test_calls() {
 
     expect("was not waited for", [&](Rank& r) {
         Stream beside = make_stream();
-        unjoined.run(r.s, [&] {
+        unjoined.enqueue(r.s, 1, [&] {
             forked.record(r.s);
             forked.block(beside);
             r.accept(ncclAllReduce(r.y, r.y, n, ncclFloat32, ncclSum, r.comm, beside));
@@ -154,7 +155,7 @@ void test_calls() {
 
     expect("outside of the capture", [&](Rank& r) {
         early.record(r.s);
-        outside.run(r.s, [&] { early.block(r.s); });
+        outside.enqueue(r.s, 1, [&] { early.block(r.s); });
     });
     expect("says that there are", [](Rank& r) { r.join("sizes", 2 + r.rank); });
 }
