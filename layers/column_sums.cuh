@@ -5,7 +5,6 @@
 #include "base/operation.h"
 
 constexpr int max_column_parts = 32;  // of the rows
-constexpr int max_summed_matrices = 2;  // in one launch
 inline int column_parts(int N) { return N < 64 * max_column_parts ? ceil_div(N, 64) : max_column_parts; }
 inline long column_sum_scratch(int C) { return (long)max_column_parts * C; }
 
@@ -92,16 +91,12 @@ __global__ void column_sum_kernel(real* parts, const T* x, int N, int C) {
     }, N, C);
 }
 
-struct ColumnSums {
-    real* out[max_summed_matrices];
-};
-
 // blockIdx.y: whose parts, and where they are summed to
-__global__ void column_sum_finish_kernel(ColumnSums sums, const real* parts, int count, int C,
+__global__ void column_sum_finish_kernel(real* first, real* second, const real* parts, int count, int C,
                                          bool accumulate) {
     int c = blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= C) return;
-    real *out = sums.out[blockIdx.y], sum = 0;
+    real *out = blockIdx.y ? second : first, sum = 0;
     parts += (long)blockIdx.y * count * C;
     for (int p = 0; p < count; p++) sum += parts[(long)p * C + c];
     out[c] = (accumulate ? out[c] : 0) + sum;
@@ -112,27 +107,27 @@ dim3 column_blocks(int C, int parts, int matrices = 1) {
     return dim3(ceil_div(C, column_lanes * EACH), parts, matrices);
 }
 
-// the sums of `count` parts, for each of `matrices` matrices
-inline void column_sum_finish(ColumnSums to, int matrices, const real* parts, int count, int C,
-                              bool accumulate, Stream s) {
-    LAUNCH(column_sum_finish_kernel, dim3(ceil_div(C, 128), matrices), 128, 0, s, to, parts, count, C,
-           accumulate);
+// the sums of `count` parts to `first`; unless `second` is nullptr, those of the next matrix's parts there
+inline void column_sum_finish(real* first, real* second, const real* parts, int count, int C, bool accumulate,
+                              Stream s) {
+    LAUNCH(column_sum_finish_kernel, dim3(ceil_div(C, 128), second ? 2 : 1), 128, 0, s, first, second, parts,
+           count, C, accumulate);
 }
 
-// of `matrices` matrices x (N, C), one after the other, each to its own out;
-// scratch: matrices * column_sum_scratch(C)
+// of x (N, C) to `first`; unless `second` is nullptr, those of a further matrix, behind x, there;
+// scratch: column_sum_scratch(C) for each
 template <class T>
-void column_sums(ColumnSums to, int matrices, const T* x, real* scratch, int N, int C, bool accumulate,
+void column_sums(real* first, real* second, const T* x, real* scratch, int N, int C, bool accumulate,
                  Stream s) {
-    int parts = column_parts(N);
+    int parts = column_parts(N), matrices = second ? 2 : 1;
     LAUNCH(column_sum_kernel<T>, column_blocks<Vec<T>::size>(C, parts, matrices),
            dim3(column_lanes, column_rows), 0, s, scratch, x, N, C);
-    column_sum_finish(to, matrices, scratch, parts, C, accumulate, s);
+    column_sum_finish(first, second, scratch, parts, C, accumulate, s);
 }
 
 template <class T>
 void column_sum(real* out, const T* x, real* scratch, int N, int C, bool accumulate, Stream s) {
-    column_sums(ColumnSums{{out}}, 1, x, scratch, N, C, accumulate, s);
+    column_sums(out, nullptr, x, scratch, N, C, accumulate, s);
 }
 
 }  // namespace gpu

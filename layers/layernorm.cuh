@@ -27,7 +27,7 @@ struct NormStats { real *mean, *rstd; };  // (N) each
 constexpr int max_row_groups(int C) { return C <= 1024 ? 1536 : C <= 4096 ? 512 : C <= 16384 ? 128 : 0; }
 // the groups' sums for dw and db, and scratch to add them up
 inline long ln_scratch(int C) {
-    return max_summed_matrices * (max_row_groups(C) * C + column_sum_scratch(C));
+    return 2 * (max_row_groups(C) * C + column_sum_scratch(C));
 }
 
 // ---- the operations --------------------------------------------------------------------------------------
@@ -481,7 +481,7 @@ void LayerNormForward::gpu(Stream s) const {
 
 void LayerNormBackward::gpu(Stream s) const {
     int groups = gpu::used_groups(N, C);
-    real* sums = column_scratch + (long)max_summed_matrices * max_row_groups(C) * C;
+    real* sums = column_scratch + 2L * max_row_groups(C) * C;
     if (!gpu::row_warps(C) || !groups) {
         LAUNCH(gpu::layernorm_backward_kernel, ceil_div(N, gpu::layernorm_block / 32), gpu::layernorm_block,
                0, s, dx, dy, x, w, stats, N, C);
@@ -489,7 +489,7 @@ void LayerNormBackward::gpu(Stream s) const {
         int parts = column_parts(N);
         LAUNCH(gpu::column_sum_normalised_kernel, gpu::column_blocks<vec_size>(C, parts),
                dim3(gpu::column_lanes, gpu::column_rows), 0, s, sums, dy, x, stats.mean, stats.rstd, N, C);
-        gpu::column_sum_finish({{dw}}, 1, sums, parts, C, accumulate, s);
+        gpu::column_sum_finish(dw, nullptr, sums, parts, C, accumulate, s);
         return;
     }
 
@@ -500,6 +500,6 @@ void LayerNormBackward::gpu(Stream s) const {
         LAUNCH((gpu::layernorm_backward_rows_kernel<W, V>), groups / (block / (W * 32)), block, 0, s, dx,
                column_scratch, dy, x, w, stats, N, C);
     });
-    gpu::column_sums({{dw, db}}, 2, column_scratch, sums, groups, C, accumulate, s);
+    gpu::column_sums(dw, db, column_scratch, sums, groups, C, accumulate, s);
 }
 #endif

@@ -228,7 +228,7 @@ inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* sums, int
     int parts = column_parts(N);
     LAUNCH(gelu_backward_kernel, column_blocks<vec_size>(C, parts), dim3(column_lanes, column_rows), 0, s, dy,
            sums, x, N, C);
-    column_sum_finish({{db}}, 1, sums, parts, C, accumulate, s);
+    column_sum_finish(db, nullptr, sums, parts, C, accumulate, s);
 }
 
 // ---- GEMMs with bias or GELU ------------------------------------------------------------------------------

@@ -200,7 +200,7 @@ inline void fp8_gelu_backward(floatX* dy, real* db, const floatX* x, real* sums,
     dim3 blocks = column_blocks<vec_size>(C, parts);
     LAUNCH(fp8_gelu_backward_kernel, blocks, dim3(column_lanes, column_rows), 0, s, dy, sums, wanted.parts, x,
            N, C);
-    column_sum_finish({{db}}, 1, sums, parts, C, accumulate, s);
+    column_sum_finish(db, nullptr, sums, parts, C, accumulate, s);
     fp8_finish_scale(wanted, (int)(blocks.x * blocks.y), s);
 }
 
