@@ -76,7 +76,7 @@ void finish();
 [[noreturn]] void abort_all(int code);  // ends all ranks
 int world_rank();
 int world_size();
-// called by its members; most_sms: that one of its calls may take, where kernels compute beside it
+// called by its members; most_sms: that one of its calls may take (make_grid.h)
 Group make_group(const char* name, const std::vector<int>& members, int most_sms = 32);
 Group make_host_group(const char* name, const std::vector<int>& members);  // for numbers on the host only
 Group everyone();  // the world, for numbers on the host only; needs neither grid nor device

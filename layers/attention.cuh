@@ -84,7 +84,7 @@ struct FlashScratch {
     // to dq, for each tile of queries, or on sm_90a for each half of a tile
     int* turns;
     // sm_90a: (B, ceil(T / 128), NH, 3, HS): row i has the sums of dk and dv over keys 128 i to 128 i + 127,
-    // row 0 also those of dq, over all queries; dq's are 0 in the others
+    // row 0 also those of dq, over all queries; dq's are 0 in the others. Every row is set: not cleared
     real* dqkv_sums;
 };
 inline long flash_query_terms(int B, int NH, int T) { return 2L * B * NH * T; }

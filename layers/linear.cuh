@@ -50,7 +50,7 @@ struct LinearForward {
     floatX* y;
     const floatX *x, *w, *b;
     int N, C, OC;
-    const floatX* residual = nullptr;  // added in the GEMM; a kernel adds the bias to the rounded y
+    const floatX* residual = nullptr;  // added in the GEMM; the bias there too, or by a kernel after
 
     static constexpr const char* name = "linear_forward";
     std::vector<TensorAccess> tensors() const {

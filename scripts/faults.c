@@ -1,6 +1,6 @@
 // faults.c   for scripts/test_faults.py: system calls that are slow or fail, by LD_PRELOAD
 //   gcc -shared -fPIC -o faults.so faults.c -ldl;  LD_PRELOAD=faults.so mpirun …
-//   FAULT_RANK      the rank that it happens to (by OMPI_COMM_WORLD_RANK; without mpirun 0)
+//   FAULT_RANK      the ranks that it happens to, with commas (by OMPI_COMM_WORLD_RANK; without mpirun 0)
 //   FAULT_PATH      only files whose path contains this
 //   FSYNC_SECONDS   an fsync takes so long
 //   FSYNC_LOG       a file that gets a line for each fsync: the path of what is synchronised
@@ -22,7 +22,9 @@
 
 static int is_chosen(void) {
     const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *chosen = getenv("FAULT_RANK");
-    return chosen && atoi(chosen) == (rank ? atoi(rank) : 0);
+    for (; chosen; chosen = strchr(chosen, ',') ? strchr(chosen, ',') + 1 : NULL)
+        if (atoi(chosen) == (rank ? atoi(rank) : 0)) return 1;
+    return 0;
 }
 static const char* path_of(int fd, char (*path)[4096]) {
     char link[64];

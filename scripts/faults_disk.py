@@ -181,7 +181,8 @@ def two_runs():
     # one that would go on from its checkpoints, so that nothing but the lock refuses it
     check(until(lambda: checkpoints(WORK / "locked")), "the first saves")
     before = max(checkpoints(WORK / "locked"))
-    r = run(command("--steps", 10, "--save", "locked", "--resume", "locked"))
+    more = ("--steps", 100000, "--save", "locked", "--resume", "locked")
+    r = run(command(*more))
     host = os.uname().nodename
     check(
         r.returncode == 1
@@ -189,7 +190,7 @@ def two_runs():
         f"a second run: {r.returncode} {r.stderr[-300:]}",
     )
     no_locks = shimmed(FAULT_RANK=0, FAULT_PATH="locked/.lock", FLOCK_FAILS=1)
-    r = run(command("--steps", 10, "--save", "locked", "--resume", "locked"), no_locks)
+    r = run(command(*more), no_locks)
     said = f"process {process.pid} writes there" in r.stderr
     check(r.returncode == 1 and said, f"without flock: {r.returncode} {r.stderr[-300:]}")
     check(until(lambda: max(checkpoints(WORK / "locked"), default=before) > before), "the first goes on")
@@ -202,7 +203,7 @@ def two_runs():
     lock = WORK / "locked/.lock"
     lock.write_text("host elsewhere, process 7")
     beating = subprocess.Popen(["bash", "-c", f"while sleep 2; do touch {lock}; done"])
-    r = run(command("--steps", 1, "--save", "locked", "--resume", "locked"))
+    r = run(command(*more))
     beating.kill()
     beating.wait()
     check(
@@ -211,7 +212,8 @@ def two_runs():
     )
     lock.write_text("host elsewhere, process 7")
 
-    r = run(command("--steps", 1, "--save", "locked", "--resume", "locked"))
+    one_more = int(max(checkpoints(WORK / "locked"))[5:]) + 1
+    r = run(command("--steps", one_more, "--save", "locked", "--resume", "locked"))
     check(r.returncode == 0, f"a dead host's lock: {r.stderr[-300:]}")
 
     # a checkpoint that appears after this run has looked for them, while it waits for the lock

@@ -32,7 +32,7 @@ MPI_Comm control;  // over the world, for questions, answers and meetings only
 constexpr int question_tag = 1, answer_tag = 2, arrival_tag = 3, departure_tag = 4;
 constexpr int calls_kept = 8;  // of the last ones, to be printed
 constexpr double answer_seconds = 3;  // for an answer
-constexpr int asked_at_once = 8;      // ranks
+constexpr int asked_at_once = 8, most_gone = 64;  // ranks; none is asked when so many have not answered
 constexpr double ask_delay = 0.5, longest_delay = 10;  // seconds: rank n begins to ask after n * ask_delay
 double host_waited = 0;  // seconds
 std::string last_calls[calls_kept];
@@ -134,27 +134,25 @@ std::string describe_hang(const std::map<int, Answer>& answers) {
     }
 
     std::map<int, Answer> answers = {{world_rank(), {here, members}}};
-    std::set<int> known = {world_rank()}, silent_yet;
+    std::set<int> known = {world_rank()}, asked, gone;  // asked: without an answer yet
     std::deque<int> to_ask;
     auto add = [&](const std::vector<int>& ranks) {
         for (int rank : ranks)
             if (known.insert(rank).second) to_ask.push_back(rank);
     };
-    auto ask_some = [&] {
-        MPI_Request request;
-        for (; !to_ask.empty() && silent_yet.size() < asked_at_once; to_ask.pop_front()) {
-            MPI_Isend(nullptr, 0, MPI_BYTE, to_ask.front(), question_tag, control, &request);
-            silent_yet.insert(to_ask.front());
-            answers[to_ask.front()] = {};
-        }
-    };
 
-    // whoever answers names the ranks that it waits for: they are asked as well, unless one is silent
+    // whoever answers names the ranks that it waits for: they are asked as well
     add(members);
-    for (double last = seconds(); seconds() - last < answer_seconds;) {
-        if (silent_yet.empty() && !to_ask.empty()) {
-            ask_some();
-            last = seconds();
+    double since = 0;
+    while (!asked.empty() || (!to_ask.empty() && gone.size() < most_gone)) {
+        if (asked.empty()) {
+            MPI_Request request;
+            for (; !to_ask.empty() && asked.size() < asked_at_once; to_ask.pop_front()) {
+                MPI_Isend(nullptr, 0, MPI_BYTE, to_ask.front(), question_tag, control, &request);
+                asked.insert(to_ask.front());
+                answers[to_ask.front()] = {};
+            }
+            since = seconds();
         }
 
         int rank;
@@ -162,12 +160,14 @@ std::string describe_hang(const std::map<int, Answer>& answers) {
         std::vector<int> others;
         answer_questions(here, members);
         if (take_answer(rank, where, others)) {
-            silent_yet.erase(rank);
+            asked.erase(rank);
+            gone.erase(rank);
             add(others);
             answers[rank] = {where, std::move(others)};
         } else {
             sched_yield();
         }
+        if (seconds() - since > answer_seconds) gone.merge(asked);  // asked is empty then
     }
 
     std::string silent, elsewhere;

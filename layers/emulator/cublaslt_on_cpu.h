@@ -161,7 +161,8 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cu
     if (std::string why = p.unsupported(wanted->alignment); !why.empty())
         return emulated::refuse(CUBLAS_STATUS_NOT_SUPPORTED, why);
 
-    for (uint64_t way = 0; way < 3 && *returned < requested; way++) {
+    for (uint64_t i = 0; i < 3 && *returned < requested; i++) {
+        uint64_t way = emulated::refuses_first ? (i + 2) % 3 : i;
         uint64_t bytes = way == 1 ? 2 * p.C.rows * p.C.cols * sizeof(real) : 0;
         bool may_split = wanted->reductions & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE && p.k() > 1;
         if (way == 1 && !may_split) continue;

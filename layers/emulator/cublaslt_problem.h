@@ -107,6 +107,7 @@ struct cublasLtMatmulHeuristicResult_t {
 
 namespace emulated {
 inline bool admits_apart = true;  // if not, no algorithm says that C may be apart from its result
+inline bool refuses_first = false;  // whether the algorithm that refuses is the first of the list
 
 inline size_t bytes_of(cudaDataType_t type) {
     return type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : 1;

@@ -371,6 +371,25 @@ inline void cublaslt_streams() {
     emulated::workspace_streams[call.work] = nullptr;
 }
 
+// an untimed GEMM with C apart from its result, where the first algorithm of the list refuses it
+inline void cublaslt_untimed_apart() {
+    int m = 24, n = 40, k = 88;
+    std::vector<floatX> a = random_values<floatX>(m * k, 1), b = random_values<floatX>(n * k, 2);
+    std::vector<floatX> c = random_values<floatX>(m * n, 3), apart(m * n), in_place = c;
+    Gemm<floatX> g = {.out = in_place.data(), .a = a.data(), .b = b.data(), .m = m, .n = n, .k = k,
+                      .transpose_b = true, .beta = 1};
+    gpu::gemm(g, nullptr);
+    emulated::admits_apart = false;
+    emulated::refuses_first = true;
+    g.out = apart.data();
+    g.c = c.data();
+    gpu::gemm(g, nullptr);
+    synchronize(nullptr);
+    emulated::admits_apart = true;
+    emulated::refuses_first = false;
+    check(!memcmp(apart.data(), in_place.data(), m * n * sizeof(floatX)), "C apart, after a refusal");
+}
+
 // every form of GEMM and each epilogue (a layer would silently do without one for which cuBLASLt has no
 // algorithm); and operands at other addresses, which must not get an algorithm for aligned ones
 inline void cublaslt_gemms() {
@@ -395,6 +414,7 @@ inline void test_cublaslt() {
     cublaslt_gemm();
     cublaslt_choice_names_its_list();
     cublaslt_streams();
+    cublaslt_untimed_apart();
     cublaslt_gemms();
 }
 #endif

@@ -103,10 +103,11 @@ cublasLtMatmulAlgo_t find_algorithm(const Gemm<Out, Left, Right>& g, const Matmu
     auto computes = [&](int way) {
         return Cublas::get().multiply(g, d, all.at[way].algo, s) == CUBLAS_STATUS_SUCCESS;
     };
-    int best = autotuner.choose(choice_key(g, d, all), all.count, 0, s, computes);
     // untimed, with C apart from the result, which a library may refuse: the first that it does not
-    if (d.c_is_apart && !autotuner.on)
-        while (best + 1 < all.count && !computes(best)) best++;
+    int by_default = d.c_is_apart && !autotuner.on ? -1 : 0;
+    int best = autotuner.choose(choice_key(g, d, all), all.count, by_default, s, computes);
+    if (best < 0)
+        for (best = 0; best + 1 < all.count && !computes(best);) best++;
     return all.at[best].algo;
 }
 

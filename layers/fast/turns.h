@@ -5,7 +5,7 @@
 //   On sm_90a one thread waits, adds by a bulk copy, waits for that to end, and publishes; only in the block
 //   that reads the sum do all threads, after a barrier.
 //   On a GPU a wait that does not end gives up after ten seconds, and later waits give up early: the kernel
-//   ends with invalid results, so a step calls take_expired_wait() at its end, after the update and before
+//   ends with invalid results, so a step ends with refuse_expired_waits(), after the update and before
 //   anything is reported or saved. (A trap instead made registers spill.) In emulation a wait that cannot end
 //   is an error at once.
 #pragma once

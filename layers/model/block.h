@@ -185,7 +185,7 @@ inline void attention_backward(floatX* d_residual, real* const* g, const BlockAc
     compute_linear(LinearBackward{.dx = d_o, .dw = g[OUT_W], .dy = rows, .x = a.o, .w = w[OUT_W], .N = N,
                                   .C = C_r, .OC = C, .accumulate = ctx.accumulate}, a.out_fp8, ctx);
 
-    // 3. attention, which also makes the gradient of QKV_B (step 2), d_qkv's column sums
+    // 3. attention, and the gradient of QKV_B: d_qkv's column sums
     AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
     if (a.lse)
         compute(FlashBackward{.dqkv = d_qkv, .scratch = scratch.flash, .dout = d_o, .o = a.o, .lse = a.lse,

@@ -310,7 +310,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     // dwte: the lookups' gradients; the logits' are added after the last micro-batch if they are summed apart
     real *dwte = model.gradient(table.wte), *from_logits = model.wte_gradient_from_logits;
     long size = table.list[table.wte].size;
-    // unless the LM head has just set it: cleared, as the lookups reach only the rows of tokens that occur
+    // cleared unless the LM head has just set it: lookups reach only the rows of tokens that occur
     if (mb.index == 0 && dwte != from_logits) compute(ClearValues{"dwte", dwte, size}, model.stream);
     embed_backward(dwte, model.gradient(table.wpe), d_residual, mb.in_flight.tokens,
                    mb.in_flight.sorted_rows, mb.in_flight.run_starts, ctx, mb.batch);

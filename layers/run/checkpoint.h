@@ -162,11 +162,13 @@ struct Checkpoint {
         bool is_open = false;     // its table has been read into `pieces`
     };
     mutable std::vector<RankFile> files;  // by the rank that wrote it
+    int rank = comm::world_rank();        // here, as threads other than the main one make no MPI calls
     mutable std::map<std::string, std::vector<Piece>> pieces;  // of the tables read, key "kind tensor"
     mutable std::unique_ptr<InputFile> data_file;              // that was read last
     std::map<std::string, int> tensor_ids;
     std::map<std::string, std::string> options;  // of the run that wrote it, by name
     std::set<std::string> given;  // names of those that were given; empty: an imported model, or not recorded
+    std::map<std::string, std::string> postponed;  // Options::postponed
 
     explicit Checkpoint(const std::string& folder) : folder(folder) {
         std::string name = folder + "/index.json";
@@ -233,6 +235,8 @@ struct Checkpoint {
         for (auto& [option, value] : recorded.members) options[option] = value.text;
         std::istringstream names(options["given"]);
         for (std::string option; names >> option;) given.insert(option);
+        std::istringstream waiting(options["postponed"]);
+        for (std::string option; waiting >> option;) waiting >> postponed[option];
     }
 
     static void check_version(const Json& index, const std::string& name) {
@@ -295,7 +299,7 @@ struct Checkpoint {
     void open_tables(const std::string& tensor, Enough enough) const {
         auto known = tensor_ids.find(tensor);
         for (size_t i = 0; i < files.size() && !enough(); i++) {
-            RankFile& f = files[((size_t)comm::world_rank() + i) % files.size()];
+            RankFile& f = files[((size_t)rank + i) % files.size()];
             if (f.is_open || (known != tensor_ids.end() && !lists(f.tensors, known->second))) continue;
             read_table(f);
         }
@@ -526,9 +530,8 @@ inline std::string folder_with_checkpoints(const std::string& dir) {
     return "nothing has been saved there yet, or choose a folder that --save wrote";
 }
 
-// The checkpoints in dir whose index can be read, newest first, at most eight (each of thousands of ranks may
-// open them), or dir itself if it is one; reports those that it skips. before: only checkpoints of earlier
-// steps; 0: all. option: the one that named dir
+// The checkpoints in dir whose index can be read, newest first, or dir itself if it is one; reports those it
+// skips. before: only checkpoints of earlier steps; 0: all. option: the one that named dir
 inline std::vector<Checkpoint> find_checkpoints(const std::string& dir, long before = 0,
                                                 const char* option = "resume") {
     std::vector<Checkpoint> out;
@@ -553,7 +556,7 @@ inline std::vector<Checkpoint> find_checkpoints(const std::string& dir, long bef
     if (access((dir + "/index.json").c_str(), F_OK) == 0) consider(dir);
     else
         for (auto& name : list_checkpoints(dir))
-            if (out.size() < 8 && (!before || step_of(name) < before)) consider(dir + "/" + name);
+            if (!before || step_of(name) < before) consider(dir + "/" + name);
 
     if (before && out.empty() && !list_checkpoints(dir).empty())
         fail("--resume %s: holds no readable checkpoint of a step before %ld: its earliest is %s",

@@ -87,21 +87,21 @@ inline std::vector<std::pair<long, std::string>> read_metrics_file(const std::st
 }
 
 // one run at a time writes a metrics file: it is locked as long as this process lives
+inline int held_metrics = -1;  // file descriptor
 inline void lock_metrics(const std::string& path) {
-    static int held = -1;
     int fd = open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
     if (fd < 0) fail("--metrics %s: cannot be written: %s", path.c_str(), strerror(errno));
     if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         fail("--metrics %s: another run writes there: end that run, or give another file", path.c_str());
-    if (held >= 0) close(held);
-    held = fd;
+    if (held_metrics >= 0) close(held_metrics);
+    held_metrics = fd;
 }
 
 inline void check_metrics(const Run& run) {
     const std::string& path = run.options.metrics;
     if (path.empty() || !run.is_rank0()) return;
     if (access(path.c_str(), F_OK) == 0) read_metrics_file(path);
-    if (run.trains()) lock_metrics(path);
+    if (run.trains() && run.state.step < run.last_step) lock_metrics(path);
 }
 
 // whether this run continues the resumed run's file: it saves where it resumes, with the same --metrics
@@ -119,6 +119,7 @@ inline bool continues_metrics(const Run& run) {
 inline void open_metrics(const Run& run) {
     const std::string& path = run.options.metrics;
     if (path.empty() || !run.is_rank0() || run.state.step >= run.last_step) return;
+    if (held_metrics < 0) lock_metrics(path);  // the newest checkpoint was the last step's, and damaged
     std::string kept;
     bool is_other = true, drops = false, in_order = true;
     std::vector<std::pair<long, std::string>> lines = read_metrics_file(path);

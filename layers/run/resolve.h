@@ -64,14 +64,17 @@ inline void take_options(Run& run, Inherit kind) {
         const std::string name = option.name;
         bool is_end = name == "steps" || name == "until-tokens";
         // a resumed run's own checkpoints hold the model's name, which that run's options did not give
+        auto waits = from.postponed.find(name);
+        bool is_postponed = waits != from.postponed.end();
         bool was_given = from.given.count(name) || (name == "model" && from.options.count(name));
-        if (option.inherit != kind || !was_given) continue;
+        if (option.inherit != kind || (!was_given && !is_postponed)) continue;
         if (o.has(option.name) || (is_end && has_end)) continue;
 
-        std::vector<std::string> value = {from.options.at(name)};
+        std::vector<std::string> value = {is_postponed ? waits->second : from.options.at(name)};
         check_values(option, value);
         if (!is_possible_here(o, name, value[0])) {
-            o.postponed[name] = value[0];
+            bool is_refused = name == "fp8-lm-head" && o.has("fp8");  // --fp8 no was given
+            if (!is_refused) o.postponed[name] = value[0];
             continue;
         }
         set_option(o, option, value);
@@ -485,15 +488,18 @@ inline bool lies_in_checkpoint(std::filesystem::path folder) {
     return is_one;
 }
 
-// every file that a list of --train or --validation reads
+// every file that a list of --train or --validation reads; those of a .blend only where it can be read itself
 inline std::vector<std::string> files_of_sets(const std::vector<std::string>& given) {
-    std::vector<std::string> out;
+    std::vector<std::string> out = given;
     if (given.empty()) return out;
-    for (auto& set : parse_sets(given))
-        for (auto& file : set.files) {
-            std::string stem = file.substr(0, file.rfind(".bin"));
-            out.insert(out.end(), {file, stem + ".idx", answers_path(file)});
-        }
+    try {
+        for (auto& set : parse_sets(given))
+            for (auto& file : set.files) {
+                std::string stem = file.substr(0, file.rfind(".bin"));
+                out.insert(out.end(), {file, stem + ".idx", answers_path(file)});
+            }
+    } catch (const Error&) {  // reported where data are opened: a plan opens none
+    }
     return out;
 }
 
@@ -508,7 +514,6 @@ inline void check_output_files(const Options& o) {
     for (auto* files : {&o.train, &o.validation}) {
         std::vector<std::string> read = files_of_sets(*files);
         inputs.insert(inputs.end(), read.begin(), read.end());
-        inputs.insert(inputs.end(), files->begin(), files->end());  // a .blend itself
     }
     inputs.insert(inputs.end(), o.evaluate.begin(), o.evaluate.end());
     std::map<std::string, const char*> named;  // file_identity -> option, nullptr: an input
@@ -534,7 +539,7 @@ inline void check_output_files(const Options& o) {
 // checks that --save is a folder that can be written and holds no other run
 inline void check_save_folder(const Options& o) {
     if (!o.save.empty() && lies_in_checkpoint(o.save))
-        fail("--save %s: has a checkpoint's name, and --keep may remove it: choose another folder",
+        fail("--save %s: is a checkpoint, or lies in one, which --keep may remove: choose another folder",
              o.save.c_str());
     if (o.save.empty())
         for (const char* name : {"save-every", "save-seconds", "mtbf"})
@@ -598,7 +603,8 @@ inline void resolve(Run& run, int task_vocabulary) {
         uint64_t sum = fingerprint_of(*run.train);
         uint64_t sum_before = std::exchange(run.state.training_set_sum, sum);
         bool is_other = (before && before != now) || (sum_before && sum_before != sum);
-        const std::string loss_on = run.checkpoints.empty() ? "" : run.checkpoints[0].options["loss-on"];
+        bool knows = !run.checkpoints.empty() && run.checkpoints[0].options.count("loss-on");
+        std::string loss_on = knows ? run.checkpoints[0].options.at("loss-on") : "";
         if (is_other && !loss_on.empty() && loss_on != o.loss_on && o.other_data != "yes")
             fail("--resume %s: was trained with --loss-on %s, which counts other samples than %s: give the "
                  "same, or --other-data yes", o.resume.c_str(), loss_on.c_str(), o.loss_on.c_str());

@@ -18,6 +18,7 @@ struct LoadedState {
 // reads into host memory only
 inline LoadedState read_state(const Checkpoint& c, const Model& model, const Optimizer* optimizer) {
     LoadedState out;
+    std::shared_ptr<void> at_end(nullptr, [&](void*) { c.data_file.reset(); });  // a dropped file takes room
     size_t count = 0;
     auto add = [&](ShardRange range) {
         if (range.kind != Master && !c.has(range.parameter, range.kind)) return;  // imported model: stays 0
@@ -62,10 +63,15 @@ inline void load_checkpoint(const Checkpoint& c, Model& model, Optimizer* optimi
     store_state(read_state(c, model, optimizer), model, optimizer);
 }
 
-// renames the checkpoints that --resume-before skips; otherwise the next start would resume from them
-inline void set_aside_newer(const std::string& dir, long before) {
+// Renames the checkpoints that --resume-before skips; otherwise the next start would resume from them. Called
+// by a run that has begun or locked --save
+inline void set_aside_newer(const Run& run) {
+    const Options& o = run.options;
+    const std::string& dir = o.save;
+    bool saves_there = run.trains() && run.state.step < run.last_step && dir == o.resume;
+    if (!o.resume_before || !saves_there || !run.is_rank0()) return;
     for (auto& name : list_checkpoints(dir)) {
-        if (step_of(name) < before) continue;
+        if (step_of(name) < o.resume_before) continue;
         std::error_code ignored, failed;
         std::string from = dir + "/" + name, aside = dir + "/diverged-" + name;
         std::filesystem::remove_all(aside, ignored);
@@ -163,8 +169,6 @@ inline bool load_newest(Run& run, Model& model, Optimizer* optimizer) {
             note_recipe_changes(run, checkpoint);
         }
 
-        bool saves_there = run.trains() && run.state.step < run.last_step && o.save == o.resume;
-        if (o.resume_before && saves_there && run.is_rank0()) set_aside_newer(o.save, o.resume_before);
         return true;
     }
     return false;

@@ -109,15 +109,11 @@ inline void open_checkpoints(Run& run, int exit_code = 1) {
 
 // options as checkpoints record them: every value, and the names of those that were given
 inline std::string options_json(const Options& o) {
-    std::string out, given;
-    std::set<std::string> names = o.given;
-    for (auto& option : option_table) {
-        auto postponed = o.postponed.find(option.name);
-        bool is_here = postponed == o.postponed.end();
-        std::string value = is_here ? print_value(o, option) : postponed->second;
-        if (!is_here) names.insert(option.name);
-        out += text("%s: %s, ", json_quote(option.name).c_str(), json_quote(value).c_str());
-    }
-    for (auto& name : names) given += (given.empty() ? "" : " ") + name;
+    std::string out, given, postponed;
+    for (auto& option : option_table)
+        out += text("%s: %s, ", json_quote(option.name).c_str(), json_quote(print_value(o, option)).c_str());
+    for (auto& name : o.given) given += (given.empty() ? "" : " ") + name;
+    for (auto& [name, value] : o.postponed) postponed += (postponed.empty() ? "" : " ") + name + " " + value;
+    if (!postponed.empty()) out += text("\"postponed\": %s, ", json_quote(postponed).c_str());
     return "{" + out + "\"given\": " + json_quote(given) + "}";
 }

@@ -204,7 +204,7 @@ void test_resume() {
     program_refuses(reads + "--metrics " + s + "/unbroken/" + step_name(120) + "/below/x.jsonl",
                     "lies in a checkpoint");
     program_refuses("--train " + tokens + " --resume " + s + "/unbroken --save " + s + "/unbroken/" +
-                    step_name(120) + "/below", "has a checkpoint's name");
+                    step_name(120) + "/below", "is a checkpoint, or lies in one");
     fs::remove(s + "/unbroken/" + step_name(120) + "/below");
     write_file(s + "/one.blend", "1 " + fs::absolute(tokens).string() + "\n");
     program_refuses("--plan --train " + s + "/one.blend --plan-json " + tokens,
@@ -216,7 +216,7 @@ void test_resume() {
     program_refuses(reads + "--trace " + s + "/x.json --record " + s + "/./x.json",
                     "--record and --trace both name");
     program_refuses("--train " + tokens + " --resume " + s + "/unbroken --save " + s + "/unbroken/" +
-                    step_name(120) + "/", "has a checkpoint's name");
+                    step_name(120) + "/", "is a checkpoint, or lies in one");
     program_refuses(reads + "--resume-before 0", "expected a whole number from 1");
     check(find_checkpoints(s + "/unbroken")[0].state.step == 120, "nothing was written over");
 

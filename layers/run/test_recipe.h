@@ -112,7 +112,7 @@ void test_recipe() {
     Options passing = options_of({"--batch", "4"});  // what this build cannot do is recorded for one that can
     passing.postponed["fp8"] = "yes";
     Json recorded = Json::parse(options_json(passing), "options");
-    check(recorded.at("fp8", "options").text == "yes" && recorded.at("given", "options").text == "batch fp8",
+    check(recorded.at("fp8", "options").text == "no" && recorded.at("postponed", "options").text == "fp8 yes",
           "a recipe that has to wait: " + options_json(passing));
 
     // MT-NLG's ramp: from 32 by 32 to 1920 over 12e9 tokens, then on to 270e9

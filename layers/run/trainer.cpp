@@ -312,7 +312,8 @@ bool evaluate_loss(std::optional<double>& loss, Run& run, Trainer& trainer) {
     if (counted > 0) loss = sum / counted;
     else if (run.is_rank0())
         fprintf(stderr, "step %ld: the %llu validation samples have no answers, so there is no validation "
-                "loss: raise --evaluate-sequences\n", run.state.step, (unsigned long long)count);
+                "loss%s\n", run.state.step, (unsigned long long)count,
+                count < all ? ": raise --evaluate-sequences" : "");
     if (loss && !std::isfinite(*loss) && run.is_rank0())  // the last step's own loss would not show it
         fprintf(stderr, "step %ld: the validation loss is not finite: checkpoints from here on are useless: "
                 "resume from an earlier one (--resume-before)\n", run.state.step);
@@ -476,6 +477,7 @@ static void go_back(const StepResult& result, Run& run, Trainer& trainer) {
     int spikes = run.state.spikes_since_progress;
     trainer.model->await_parameters();
     resume_newest(run, *trainer.model, trainer.optimizer.get());
+    set_aside_newer(run);
     trainer.loaded_step = run.state.step;
     run.state.choices.insert(choices.begin(), choices.end());
     run.state.spikes_since_progress = spikes;

@@ -139,6 +139,7 @@ static void build(Trainer& trainer, Run& run, Schedules schedules, const StagePl
     if (training) {  // again: the newest checkpoint may have been damaged
         resolve_last_step(run);
         lock_save_folder(run, trainer);
+        set_aside_newer(run);
     }
     run.start_times.end("parameters");
 
