@@ -12,8 +12,8 @@
 //   and receives the input of k + 1, one computation ahead: at most one send, then one receive. Both
 //   are posted before either is awaited, and each direction has its own communicator and stream (Link,
 //   grid.h): neighbours that send to each other do not deadlock. Messages of one direction keep their order.
-//   Buffers are numbered: slots (a micro-batch's activations in a chunk, from Forward to Backward), input
-//   (what the chunk's first layer reads), dx. A buffer that was sent is overwritten only after that send has
+//   Buffers are numbered: slots (a micro-batch's activations in a chunk, from Forward to Backward), inputs
+//   (of the chunk's first layer, as long), dx (in turn). A buffer that was sent is overwritten only after that send has
 //   ended. layers/model/pipeline.h executes the list. In layers/plan, simulate.h plays all stages in virtual
 //   time, and schedule_checker.h verifies them: in ./test_gpt for many shapes, in --plan for the run's.
 #pragma once
@@ -115,7 +115,7 @@ inline Schedule make_schedule(int stage, const PipelineShape& s) {
     std::vector<I> work = computations(stage, s);
     std::map<std::pair<int, int>, I> kept;  // (micro_batch, chunk) -> its forward, until its backward
     Pool slots, inputs;
-    int next_dx = 0, least = s.p > 1 ? 2 : 1;  // inputs: one in use, one received ahead
+    int next_dx = 0, least = s.p > 1 ? 2 : 1;  // inputs: at least one in use and one received ahead
 
     auto assign_buffer = [&](I& i) {  // that computation i reads
         if (i.kind == I::Forward) i.input = inputs.take(least);

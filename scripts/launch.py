@@ -9,9 +9,10 @@ restarted from its newest checkpoint in --save: after a pause, without the hosts
 older checkpoint if the newest leads to a non-finite loss or a spike, and with fewer replicas if too few hosts
 are left and the batch still divides. The launcher gives up after three attempts without a newer checkpoint,
 and at once if no step has run and no host is to blame: a wrong option, say.
-A host on which a run was lost is excluded if there is a spare for it, or if it cannot start a program. If
-hosts are short, those that can start programs again are readmitted, except hosts with memory errors and those
-that somebody has added to DIR/excluded-hosts.
+A host on which a run was lost is excluded if there is a spare for it, if it cannot start a program, or at its
+second loss. If hosts are short, those that can start programs again are readmitted, except hosts with memory
+errors and those that somebody has added to DIR/excluded-hosts; hosts that start programs but lose runs, only
+if no replica would be left.
 
 DIR is the folder of --save, or of --resume without a --save. DIR/launch.log has what was printed,
 DIR/launch.json what was started and how it ended. DIR/excluded-hosts has one host per line, with the reason;

@@ -276,7 +276,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
         if (mb.is_last_micro_batch) reduce_bucket(model, p.bucket);
     };
 
-    // the gradient that the next chunk's stage sent or, in the last chunk, the LM head's
+    // d_residual holds what the next chunk's stage has sent; in the last chunk the LM head sets it
     await_sent(model, *mb.dx_buffer);
     if (model.is_last_chunk(mb.chunk)) {
         await_lm_head(model);
