@@ -13,9 +13,10 @@
 //   are posted before either is awaited, and each direction has its own communicator and stream (Link,
 //   grid.h): neighbours that send to each other do not deadlock. Messages of one direction keep their order.
 //   Buffers are numbered: slots (a micro-batch's activations in a chunk, from Forward to Backward), inputs
-//   (of the chunk's first layer, as long), dx (in turn). A buffer that was sent is overwritten only after that send has
-//   ended. layers/model/pipeline.h executes the list. In layers/plan, simulate.h plays all stages in virtual
-//   time, and schedule_checker.h verifies them: in ./test_gpt for many shapes, in --plan for the run's.
+//   (of the chunk's first layer, as long), dx (in turn). A buffer that was sent is overwritten only after
+//   that send has ended. layers/model/pipeline.h executes the list. In layers/plan, simulate.h plays all
+//   stages in virtual time, and schedule_checker.h verifies them: in ./test_gpt for many shapes, in --plan
+//   for the run's.
 #pragma once
 #include <algorithm>
 #include <map>
