@@ -340,8 +340,7 @@ int decode(const Settings& a) {
         fail("%s: is in tokens of vocabulary %s, %s is %s: choose the one it was made with",
              a.decode.c_str(), file.vocabulary_name.c_str(), spec.c_str(), v.name().c_str());
 
-    std::string index = a.decode.ends_with(".bin") ? a.decode.substr(0, a.decode.size() - 4) + ".idx" : "";
-    refuse_overwriting({a.output}, {a.decode, spec, index});
+    refuse_overwriting({a.output}, {a.decode, spec, index_path(a.decode)});
     std::optional<FileWriter> out;
     if (!a.output.empty()) out.emplace(a.output);
     std::vector<int> tokens(1 << 20);

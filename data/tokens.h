@@ -31,6 +31,11 @@ struct TokenFile;
 inline void open_llmc(TokenFile& f, uint32_t magic);
 inline void open_megatron(TokenFile& f, const std::string& index);
 
+// where Megatron-LM's index of a token file lies; "" if it cannot have one
+inline std::string index_path(const std::string& tokens) {
+    return tokens.ends_with(".bin") ? tokens.substr(0, tokens.size() - 4) + ".idx" : "";
+}
+
 struct TokenFile {
     InputFile file;
     std::string path;
@@ -45,8 +50,7 @@ struct TokenFile {
 
     explicit TokenFile(const std::string& given) : file(given), path(given) {
         if (file.size == 0) fail("%s: is empty: make it with ./tokenize", path.c_str());
-        std::string index = path.size() > 4 && path.substr(path.size() - 4) == ".bin"
-            ? path.substr(0, path.size() - 4) + ".idx" : "";
+        std::string index = index_path(path);
         uint32_t first = file.size >= 4 ? file.read<uint32_t>(0, "a header") : 0;
         char magic[8] = {};
         if (file.size >= 8) file.read(magic, 0, 8, "a header");

@@ -256,13 +256,12 @@ void make_file(const TaskForm& task, const Job& job, const Vocabulary& vocabular
 // cannot be made are reported and left out; if none can be made, that is an error
 void make_all(const Arguments& a, const Job& job, const Vocabulary& vocabulary) {
     if (a.has("requests")) fail("--requests: is for one task; --task all makes several");
-    std::string form = a.get("form"), folder = job.output, forms;
-    bool is_known = false;
-    for (auto& t : task_table) {
-        is_known |= form == t.form;
-        if (forms.find(t.form) == forms.npos) forms += (forms.empty() ? "" : ", ") + std::string(t.form);
-    }
-    if (!is_known) fail("--form %s: no task has it: choose one of %s", form.c_str(), forms.c_str());
+    std::string form = a.get("form"), folder = job.output, all;
+    std::set<std::string> forms;
+    for (auto& t : task_table) forms.insert(t.form);
+    for (auto& f : forms) all += (f.empty() ? "" : " ") + f;
+    if (!forms.count(form))
+        fail("--form %s: no task has it: choose one of%s", form.c_str(), all.c_str());
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     if (error) fail("--output %s: cannot be created: %s", folder.c_str(), error.message().c_str());

@@ -144,21 +144,22 @@ inline void prepare_race(TaskDocument& d, bool filled) {
 
 // one's own requests have these fields and no others
 inline void check_fields(TaskDocument& d) {
+    int items = 0;
     for (auto& [name, value] : d.fields) {
         if (name == "continuations")
             fail("%s: \"continuations\": expected an array of strings", d.where.c_str());
-        // continuations.1, but not continuations.1.0, of a list within, nor one without continuations.0
         bool is_item = name.starts_with("continuations.");
-        size_t digits = is_item ? name.find_first_not_of("0123456789", 14) : name.npos;
-        bool follows = !is_item || atoi(name.c_str() + 14) == 0 ||
-            d.fields.count(text("continuations.%d", atoi(name.c_str() + 14) - 1));
-        if (digits != name.npos || name.size() == 14 || !follows)
-            fail("%s: \"continuations\": expected an array of strings, has another item", d.where.c_str());
+        items += is_item;
         if (name != "context" && name != "gold" && name != "group" && !is_item)
             fail("%s: \"%s\": is not context, continuations, gold or group", d.where.c_str(), name.c_str());
         bool is_number = d.numbers.count(name) && name != "gold" && name != "group";
         if (is_number) fail("%s: \"%s\": expected a string", d.where.c_str(), name.c_str());
     }
+
+    int strings = 0;  // continuations.0, continuations.1, …: not continuations.1.0, of a list within
+    while (d.fields.count(text("continuations.%d", strings))) strings++;
+    if (strings != items)
+        fail("%s: \"continuations\": expected an array of strings, has another item", d.where.c_str());
 }
 
 // ---- the table -------------------------------------------------------------------------------------------

@@ -13,12 +13,12 @@
 
 void check_trace(const Run& run) {
     const Options& o = run.options;
-    if (o.profile && !o.inference() && run.last_step < run.state.step + 3)
-        fail("--profile: the run ends at step %ld, and is at step %ld: at least three steps are needed",
-             run.last_step, run.state.step);
     if (o.inference() && (o.profile || !o.trace.empty() || !o.record.empty()))
         fail("--profile, --trace and --record observe a training step, and this run makes none: leave them "
              "out");
+    if (o.profile && run.last_step < run.state.step + 3)
+        fail("--profile: the run ends at step %ld, and is at step %ld: at least three steps are needed",
+             run.last_step, run.state.step);
     if (o.trace.empty() && o.record.empty()) return;
     if (o.trace_step <= run.state.step || o.trace_step > run.last_step)
         fail("--trace-step %ld: the run goes from step %ld to %ld: choose one of these", o.trace_step,

@@ -164,7 +164,6 @@ struct Checkpoint {
     mutable std::vector<RankFile> files;  // by the rank that wrote it
     int rank = comm::world_rank();        // here, as threads other than the main one make no MPI calls
     mutable std::map<std::string, std::vector<Piece>> pieces;  // of the tables read, key "kind tensor"
-    mutable std::unique_ptr<InputFile> data_file;              // that was read last
     std::map<std::string, int> tensor_ids;
     std::map<std::string, std::string> options;  // of the run that wrote it, by name
     std::set<std::string> given;  // names of those that were given; empty: an imported model, or not recorded
@@ -440,10 +439,9 @@ struct Checkpoint {
     }
 
     void read_piece(std::vector<char>& data, const std::string& tensor, const Piece& piece) const {
-        if (!data_file || data_file->path != piece.file)
-            data_file = std::make_unique<InputFile>(piece.file);
+        InputFile file(piece.file);
         data.resize(piece.bytes);
-        data_file->read(data.data(), piece.offset, piece.bytes, tensor.c_str());
+        file.read(data.data(), piece.offset, piece.bytes, tensor.c_str());
         if (checksum(data.data(), data.size()) != piece.sum)
             throw Damaged(text("%s: damaged between offsets %zu and %zu: its checksum differs",
                                piece.file.c_str(), piece.offset, piece.offset + piece.bytes));

@@ -494,10 +494,7 @@ inline std::vector<std::string> files_of_sets(const std::vector<std::string>& gi
     if (given.empty()) return out;
     try {
         for (auto& set : parse_sets(given))
-            for (auto& file : set.files) {
-                std::string stem = file.substr(0, file.rfind(".bin"));
-                out.insert(out.end(), {file, stem + ".idx", answers_path(file)});
-            }
+            for (auto& file : set.files) out.insert(out.end(), {file, index_path(file), answers_path(file)});
     } catch (const Error&) {  // reported where data are opened: a plan opens none
     }
     return out;

@@ -18,7 +18,6 @@ struct LoadedState {
 // reads into host memory only
 inline LoadedState read_state(const Checkpoint& c, const Model& model, const Optimizer* optimizer) {
     LoadedState out;
-    std::shared_ptr<void> at_end(nullptr, [&](void*) { c.data_file.reset(); });  // a dropped file takes room
     size_t count = 0;
     auto add = [&](ShardRange range) {
         if (range.kind != Master && !c.has(range.parameter, range.kind)) return;  // imported model: stays 0
