@@ -169,14 +169,11 @@ def funnel(folder):
 
 def main(words):
     if words[:1] == ["timeline"] and len(words) in (2, 3):
+        to = Path(words[2] if len(words) > 2 else words[1].removesuffix(".json") + ".svg")
         try:
-            found = json.loads(Path(words[1]).read_text())
-        except (OSError, ValueError) as error:
-            sys.exit(f"draw.py: {words[1]}: {error}: expected a file of --timeline or --trace")
-        if "timelines" not in found:
-            sys.exit(f"draw.py: {words[1]}: has no timelines: expected a file of --timeline or --trace")
-        to, picture = Path(words[2] if len(words) > 2 else words[1].removesuffix(".json") + ".svg"), None
-        picture = timeline(found["timelines"])
+            picture = timeline(json.loads(Path(words[1]).read_text())["timelines"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            sys.exit(f"draw.py: {words[1]}: expected a file of --timeline or --trace: {error!r}")
     elif words[:1] == ["funnel"] and len(words) == 2:
         to, picture = Path(words[1]) / "report.svg", funnel(words[1])
     else:

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 
-
 def read(file):
     try:
         return json.loads(file.read_text(errors="replace"))
@@ -62,15 +61,16 @@ def show(name, value):
     print(f"{name:13s} {value}")
 
 
+gone = bool(last) and record["host"] == os.uname().nodename and not Path(f"/proc/{record['pid']}").exists()
 if not last:
     show("state", held())
 elif "ended" in last:
     complete = "complete" if last["exit_code"] == 0 else f"ended with {last['exit_code']}"
     how = "stopped by a signal" if last.get("was_stopped") else complete
-    show("state", f"{how}, {(now - last['ended']) / 60:.0f} minutes ago")
+    again = "" if last.get("is_last", True) or gone else "; its launcher waits to start it again"
+    show("state", f"{how}, {(now - last['ended']) / 60:.0f} minutes ago{again}")
 else:
     hours = (now - last["began"]) / 3600
-    gone = record["host"] == os.uname().nodename and not Path(f"/proc/{record['pid']}").exists()
     state = f"started {hours:.1f} h ago, but its launcher is gone" if gone else f"running for {hours:.1f} h"
     show("state", f"{state}; {len(last['hosts'])} hosts, {last['ranks']} ranks")
 if lines:
