@@ -12,15 +12,15 @@
 // Forward and backward of this rank's micro-batches: their losses, and the sums of their gradients.
 // dloss: the gradient of the step's loss with respect to one token's loss
 void compute_gradients(Model& model, const Trainer& trainer, const StepSamples& samples, real dloss) {
-    int B = model.setup.B, T = model.shape.T, micro_batches = samples.micro_batches;
+    int N = model.setup.B * model.shape.T, micro_batches = samples.micro_batches;
     clear_losses(model);
     if (model.grid.p > 1)
-        return run_pipeline(model, trainer.schedules.at(samples.batch), micro_batches, dloss);
+        return run_schedule(model, trainer.schedules.at(samples.batch), std::vector(micro_batches, N), dloss);
 
     // one stage: a plain loop
     for (int i = 0; i < micro_batches; i++) {
-        MicroBatch mb = {.index = i, .is_last_micro_batch = i == micro_batches - 1, .chunk = 0,
-                         .batch = {B, T}, .in_flight = model.in_flight[0], .input = model.inputs[0],
+        MicroBatch mb = {.index = i, .is_last_micro_batch = i == micro_batches - 1, .chunk = 0, .N = N,
+                         .in_flight = model.in_flight[0], .input = model.inputs[0],
                          .dx_buffer = &model.dx_buffers[0]};
         copy_tokens(model, mb);
         forward(model, mb, dloss);   // tokens -> logits -> losses and the logits' gradient

@@ -19,9 +19,9 @@
 //   Each call has a label. A call that does not end within comm::timeout seconds ends the run: every rank of
 //   its group that still responds prints its last calls, and ranks that never arrived are named. Ranks meet
 //   before a group is made, with the same timeout; late ranks are named.
-//   What ends all ranks: an exception on one (comm::abort_all: MPI_Abort, at once), a failed collective check
-//   (collective_check.h), or a call that does not end (after the timeout, and seconds to ask who is late).
-//   But if data cannot be read, the step in progress ends and is saved first (run/trainer.h).
+//   What ends all ranks: an exception on one (comm::abort_all: MPI_Abort, at once), a failed check of a
+//   collective (mpi/collective_check.h), or a call that does not end (after the timeout, and seconds to ask
+//   who is late). But if data cannot be read, the step in progress ends and is saved first (run/trainer.h).
 #pragma once
 #include <stdint.h>
 #include <map>
@@ -33,7 +33,7 @@
 namespace comm {
 
 enum class Type { Bf16, Fp32, Fp64, Int64 };
-enum class Op { Sum, Max };
+enum class ReduceOp { Sum, Max };
 
 struct Group {
     const char* name = "self";
@@ -43,7 +43,7 @@ struct Group {
 };
 
 struct StreamEvent {
-    Stream comm_stream = nullptr;
+    Stream comm_stream = nullptr;  // nullptr: nothing to wait for
     long position = 0;  // on that stream, in calls (MPI), events (NCCL) or calls of all streams (dry run)
 };
 
@@ -102,12 +102,13 @@ struct Call {
     const void* in;  // what it reads
     long n;          // values; of a slice, where ranks have slices
     Type type;
-    Op op = Op::Sum;
+    ReduceOp op = ReduceOp::Sum;
     int peer = -1;   // the rank in the group to which it sends, or from which it receives
     const char* label = "";
     Stream stream = nullptr;
     long whole() const {  // values, over all ranks
-        return facts_of(kind).has_slices ? group->size * n : n;
+        bool has_slices = kind == Collective::ReduceScatter || kind == Collective::AllGather;
+        return has_slices ? group->size * n : n;
     }
 };
 void post(const Call& call);
@@ -135,7 +136,7 @@ inline bool in_group = false;  // between group_begin and group_end
 inline void make(const Call& c, std::initializer_list<TensorAccess> tensors, std::source_location where) {
     const Group& g = *c.group;
     ActivityScope announced(c.label, [&] {
-        return Activity{.kind = Activity::Communicate, .name = facts_of(c.kind).name,
+        return Activity{.kind = Activity::Communicate, .name = name_of(c.kind),
                         .stream = c.stream, .place = {}, .tensors = tensors,
                         .call = {c.kind, g.name, &g.members, g.rank, g.size, c.whole(),
                                  c.stream && c.stream != compute_stream, is_dry_run() ? ++dry_calls : 0,
@@ -155,7 +156,7 @@ void copy_slice(T* out, const T* in, long n, Stream s) {
 }
 
 template <class T>
-void all_reduce(const Group& g, T* x, long n, Op op, const char* label, Stream s,
+void all_reduce(const Group& g, T* x, long n, ReduceOp op, const char* label, Stream s,
                 Where where = Where::current()) {
     if (g.size == 1) return;
     make({.kind = Collective::AllReduce, .group = &g, .out = x, .in = x, .n = n, .type = type_of<T>(),

@@ -40,7 +40,8 @@ ncclResult_t post_nccl(const Call& c, ncclComm_t comm) {
     ncclDataType_t type = type_nccl(c.type);
     switch (c.kind) {
         case Collective::AllReduce:
-            return ncclAllReduce(c.in, c.out, c.n, type, c.op == Op::Sum ? ncclSum : ncclMax, comm, c.stream);
+            return ncclAllReduce(c.in, c.out, c.n, type, c.op == ReduceOp::Sum ? ncclSum : ncclMax, comm,
+                                 c.stream);
         case Collective::ReduceScatter:
             return ncclReduceScatter(c.in, c.out, c.n, type, ncclSum, comm, c.stream);
         case Collective::AllGather: return ncclAllGather(c.in, c.out, c.n, type, comm, c.stream);
@@ -176,7 +177,7 @@ void transport_group_end() {
 void post(const Call& call) {
     const Group& g = *call.group;
     Stream s = call.stream;
-    std::string here = note(g, facts_of(call.kind).name, call.label, call.n);
+    std::string here = note(g, name_of(call.kind), call.label, call.n);
     watch_call(here, g, s);
 
     auto comm_stream = comm_streams.find(s);

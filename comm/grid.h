@@ -9,7 +9,7 @@
 //
 //   A Link is one direction between two stages, with a communicator and a comm stream of its own: messages do
 //   not queue behind unrelated ones, and two neighbours that send to each other do not wait for each other.
-//   With several chunks per stage the last stage also links to the first (wrap, mpi/make_grid.h).
+//   With several chunks per stage the last stage also links to the first.
 //
 //   Tensor parallelism (Megatron-LM): GEMMs into a layer are column-parallel, GEMMs out of it row-parallel:
 //   they yield partial sums of all N rows, to be reduced. With sequence parallelism the rows of the residual
@@ -35,6 +35,7 @@ struct Link {
 struct Grid {
     int t = 1, d = 1, p = 1;                // ranks along each axis
     int tensor = 0, data = 0, stage = 0;    // this rank's coordinates
+    bool sequence_parallel = false;         // rows of the residual stream are sharded over t (in Model.grid)
     comm::Group tp, dp, world;
     comm::Group stages_on_host;             // all stages: for the host's numbers only; messages use the Links
     comm::Group tied;                       // first and last stage, which both hold the token embedding
@@ -50,6 +51,7 @@ struct Grid {
     bool is_first_stage() const { return stage == 0; }
     bool is_last_stage() const { return stage == p - 1; }
     bool holds_tied() const { return p > 1 && (is_first_stage() || is_last_stage()); }
+    int rows(int N) const { return sequence_parallel ? N / t : N; }  // N_r
 };
 
 // a rank's coordinates, and the names and members of its groups; mpi/make_grid.h makes their communicators
@@ -86,7 +88,7 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
     };
     if (g.holds_tied()) g.tied = pair("tied embedding", 0, p - 1);
 
-    // a ring; where no chunk follows (wrap), the link from the last stage to the first gets no communicator
+    // a ring; with one chunk per stage, the link from the last stage to the first gets no communicator
     int before = (g.stage + p - 1) % p, next = (g.stage + 1) % p;
     g.forward_in.group = pair("forward", before, g.stage);
     g.forward_out.group = pair("forward", g.stage, next);
@@ -97,30 +99,24 @@ inline Grid place_in_grid(int rank, int world, int t, int p) {
 
 // ---- tensor parallelism -----------------------------------------------------------------------------------
 
-struct TensorParallel {
-    comm::Group group;
-    bool sequence_parallel = false;  // rows of the residual stream are sharded over the group
-    int rows(int N) const { return sequence_parallel ? N / group.size : N; }  // N_r
-};
-
 // this rank's rows -> all N rows
-inline const floatX* gather_rows(const TensorParallel& tp, floatX* all, const floatX* own, int N, int C,
+inline const floatX* gather_rows(const Grid& grid, floatX* all, const floatX* own, int N, int C,
                                  const char* label, Stream s, comm::Where where = comm::Where::current()) {
-    if (!tp.sequence_parallel) return own;
-    comm::all_gather(tp.group, all, own, (long)tp.rows(N) * C, label, s, where);  // N / t rows -> N rows
+    if (!grid.sequence_parallel) return own;
+    comm::all_gather(grid.tp, all, own, (long)grid.rows(N) * C, label, s, where);  // N / t rows -> N rows
     return all;
 }
 
 // partial sums over all N rows -> whole sums of this rank's rows; returns where they are. With t = 1
 // collectives return at once
-inline floatX* reduce_rows(const TensorParallel& tp, floatX* own, floatX* partial, int N, int C,
+inline floatX* reduce_rows(const Grid& grid, floatX* own, floatX* partial, int N, int C,
                            const char* label, Stream s, comm::Where where = comm::Where::current()) {
-    if (tp.sequence_parallel) {
+    if (grid.sequence_parallel) {
         // N rows of partial sums -> N / t rows of whole sums
-        comm::reduce_scatter(tp.group, own, partial, (long)tp.rows(N) * C, label, s, where);
+        comm::reduce_scatter(grid.tp, own, partial, (long)grid.rows(N) * C, label, s, where);
         return own;
     }
     // N rows of partial sums -> N rows of whole sums
-    comm::all_reduce(tp.group, partial, (long)N * C, comm::Op::Sum, label, s, where);
+    comm::all_reduce(grid.tp, partial, (long)N * C, comm::ReduceOp::Sum, label, s, where);
     return partial;
 }

@@ -43,9 +43,9 @@ void ranks_calls(const comm::Group& g, Stream comm_stream, const char* type) {
     int last = g.size - 1, size = n * g.size;
     int left = (g.rank + last) % g.size, right = (g.rank + 1) % g.size;
     for (Stream s : {(Stream) nullptr, comm_stream}) {
-        call(s, x, [&](Stream s) { comm::all_reduce(g, x, size, comm::Op::Sum, "a test", s); });
+        call(s, x, [&](Stream s) { comm::all_reduce(g, x, size, comm::ReduceOp::Sum, "a test", s); });
         expect("all-reduce, sum", s, 0, size, whole);
-        call(s, x, [&](Stream s) { comm::all_reduce(g, x, size, comm::Op::Max, "a test", s); });
+        call(s, x, [&](Stream s) { comm::all_reduce(g, x, size, comm::ReduceOp::Max, "a test", s); });
         expect("all-reduce, max", s, 0, size, [&](int i) {
             double most = value(0, i);
             for (int r = 1; r < g.size; r++) most = std::max(most, value(r, i));
@@ -87,7 +87,7 @@ void captured_call(const comm::Group& world, Stream comm_stream) {
             graph.enqueue(compute, 1, [&] {
                 comm::begin_capture();
                 comm::wait_stream(comm_stream, compute);
-                comm::all_reduce(world, x, 1, comm::Op::Sum, "a test", comm_stream);
+                comm::all_reduce(world, x, 1, comm::ReduceOp::Sum, "a test", comm_stream);
                 comm::end_capture(compute);
             });
             comm::watch_graph(world, compute);
@@ -118,7 +118,7 @@ void test_ranks() {
     bf16 addend = bf16(world.rank == 0 ? 1.0f : world.rank == 1 ? 3 * 0x1p-9f : 0.0f);
     bf16* sum = (bf16*)device_malloc(sizeof addend, "a test");
     copy_to_device(sum, &addend, sizeof addend, nullptr);
-    comm::all_reduce(world, sum, 1, comm::Op::Sum, "a test", nullptr);
+    comm::all_reduce(world, sum, 1, comm::ReduceOp::Sum, "a test", nullptr);
     copy_to_host(&addend, sum, sizeof addend, nullptr);
     check((float)addend == (world.size > 1 ? 1 + 0x1p-7f : 1), "a sum in bf16 is rounded to the nearest");
     device_free(sum);
@@ -128,14 +128,14 @@ void test_ranks() {
         {comm::Collective::AllReduce, 600, 100}, {comm::Collective::ReduceScatter, 300, 100L * world.size},
         {comm::Collective::AllGather, 300, 100L * world.size}, {comm::Collective::Send, 400, 100},
         {comm::Collective::Receive, 0, 100}};
-    check(!facts_of(comm::Collective(std::size(kinds))).name,
+    check(!name_of(comm::Collective(std::size(kinds))),
           "each kind of call has a line in kinds: add it, and try it in ranks_calls");
     for (auto& k : kinds) {
         comm::Call call = {.kind = k.kind, .group = &world, .out = nullptr, .in = nullptr, .n = 100,
                            .type = comm::Type::Fp32};
         long sent = comm::sent_bytes(k.kind, 4, 400);
         check(sent == k.sent && call.whole() == k.whole,
-              text("%s: sends %ld bytes of %ld values, expected %ld of %ld", facts_of(k.kind).name, sent,
+              text("%s: sends %ld bytes of %ld values, expected %ld of %ld", name_of(k.kind), sent,
                    call.whole(), k.sent, k.whole));
     }
 
@@ -170,7 +170,7 @@ void test_ranks() {
     for (int i = 0; i < 20; i++, want *= world.size) {
         Stream s = i % 2 ? second : first;
         comm::wait_stream(s, nullptr);
-        comm::all_reduce(world, x, 1, comm::Op::Sum, "a test", s);
+        comm::all_reduce(world, x, 1, comm::ReduceOp::Sum, "a test", s);
         comm::wait_event(nullptr, comm::record_event(s), "a test");
     }
 

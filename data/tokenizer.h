@@ -186,26 +186,17 @@ inline std::pair<std::string, std::string> read_merge(std::string_view line,
                                                       const std::string& path, int number) {
     std::string half[2];
     int which = 0;
-    for (size_t i = 0; i < line.size();) {
-        unsigned char c = line[i];
-        if (c == ' ' && which == 0 && i > 0) {
+    for (size_t i = 0, bytes; i < line.size(); i += bytes) {
+        uint32_t code = decode_at(line, i, &bytes);
+        if (code == ' ' && which == 0 && i > 0) {
             which = 1;
-            i++;
             continue;
-        }
-
-        uint32_t code = c;
-        int bytes = 1;
-        if (c >= 0xC2 && c < 0xE0 && i + 1 < line.size()) {
-            code = (c & 31u) << 6 | (line[i + 1] & 63u);
-            bytes = 2;
         }
         auto found = byte_of.find(code);
         if (found == byte_of.end())
             fail("%s line %d: has a character outside GPT-2's alphabet: expected a vocab.bpe", path.c_str(),
                  number);
         half[which] += (char)found->second;
-        i += bytes;
     }
     return {half[0], half[1]};
 }
@@ -339,6 +330,11 @@ struct Encoder {
 
     explicit Encoder(const Vocabulary& v) : v(v) {}
 
+    std::vector<int> tokens_of(std::string_view text) {
+        std::vector<uint32_t> tokens(text.size() + 4);
+        return {tokens.data(), encode(tokens.data(), text)};
+    }
+
     // tokens of the text, at `out`, which has room for one per byte and 2 more; returns their end
     uint32_t* encode(uint32_t* out, std::string_view text) {
         if (v.kind == "bytes") {
@@ -449,7 +445,5 @@ struct Encoder {
 };
 
 inline std::vector<int> encode_text(const Vocabulary& v, std::string_view text) {
-    std::vector<uint32_t> tokens(text.size() + 4);
-    tokens.resize(Encoder(v).encode(tokens.data(), text) - tokens.data());
-    return {tokens.begin(), tokens.end()};
+    return Encoder(v).tokens_of(text);
 }

@@ -1,7 +1,7 @@
 // adamw.cuh   Adam with decoupled weight decay (Loshchilov & Hutter, 2019), and gradient clipping by norm
-//   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2      g: the gradient times scale
+//   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2      g: the gradient, clipped
 //   w = w - rate * (mhat / (sqrt(vhat) + epsilon) + decay * w)      mhat = m / (1 - beta1^update), vhat alike
-//   scale = min(1, clip / (norm + 1e-6)), norm = L2 norm of all gradients; without clip 1. If the
+//   g = gradient * min(1, clip / (norm + 1e-6)), norm = L2 norm of all gradients; with clip 0 times 1. If the
 //   norm or the loss is not finite, or exceeds its limit, the update is skipped, and not counted in `update`.
 //   The device decides; the host learns of it when the step has ended.
 //   parameters (n) floatX   m, v (n) real or bf16   gradients (n) real
@@ -105,7 +105,7 @@ constexpr uint8_t flag_decay = 1, flag_in_norm = 2;  // weight decay applies; th
 
 struct HyperParameters {
     real rate, beta1, beta2, epsilon, decay;
-    real correction1, correction2;  // 1 - beta1^update_number, 1 - beta2^update_number
+    real bias_correction1, bias_correction2;  // 1 - beta1^update_number, 1 - beta2^update_number
     uint32_t update_number = 1;
     double norm_limit = INFINITY, loss_limit = INFINITY;  // of the norm, and of the sum of the step's losses
     double clip = 0;                                      // largest gradient norm; 0: no clipping
@@ -114,14 +114,14 @@ struct HyperParameters {
         m = beta1 * m + (1 - beta1) * g;
         v = beta2 * v + (1 - beta2) * g * g;
         real shrink = decaying ? decay : 0;
-        return w - rate * (m / correction1 / (std::sqrt(v / correction2) + epsilon) + shrink * w);
+        return w - rate * (m / bias_correction1 / (std::sqrt(v / bias_correction2) + epsilon) + shrink * w);
     }
 };
 
 // whether and how a step updates the parameters: made on the device, read by adamw, then by the host
 struct UpdateDecision {
     double norm;      // before clipping
-    real scale;       // of the gradients: clips their norm
+    real clip_coefficient;  // multiplies the gradients
     int will_update;  // 0: the update is skipped
 
     HOST_DEVICE void decide(const double* sums, int count, const HyperParameters& hyper) {
@@ -129,7 +129,7 @@ struct UpdateDecision {
         for (int i = 0; i < count; i++) sum += sums[i];
         norm = sqrt(sum);
         double wanted = hyper.clip > 0 ? hyper.clip / (norm + 1e-6) : 1;
-        scale = (real)(wanted < 1 ? wanted : 1);
+        clip_coefficient = (real)(wanted < 1 ? wanted : 1);
         double loss = sums[count];  // summed over the step's tokens
         // comparisons with NaN are false
         will_update = norm < INFINITY && norm <= hyper.norm_limit && loss < INFINITY &&
@@ -275,12 +275,12 @@ uint64_t span_checksum(State state, long first) {
 
 // state and hyper are passed by value: stores cannot change them, so the compiler can vectorise the loop
 template <class State>
-void update_span(State state, const real* gradients, HyperParameters hyper, real scale, bool decaying,
-                 long first) {
+void update_span(State state, const real* gradients, HyperParameters hyper, real clip_coefficient,
+                 bool decaying, long first) {
     #pragma omp simd
     for (long i = first; i < first + flag_span; i++) {
         real w = state.master(i), m = real(state.m[i]), v = real(state.v[i]);
-        real g = gradients[i] * scale;
+        real g = gradients[i] * clip_coefficient;
         uint32_t chance = State::rounds ? rounding_bits(hyper.update_number, w, g) : 0;
         state.set_master(i, State::keep(hyper.update(w, m, v, g, decaying), chance));
         round_stochastically(state.m[i], m, chance);
@@ -298,7 +298,7 @@ void AdamW<State>::ref(Stream) const {
         bool decaying = flags[first / flag_span] & flag_decay;
         read += ref::span_checksum(state, first);
         if (decision->will_update)
-            ref::update_span(state, gradients, *hyper, decision->scale, decaying, first);
+            ref::update_span(state, gradients, *hyper, decision->clip_coefficient, decaying, first);
         written += ref::span_checksum(state, first);
     }
     check->read += read;
@@ -353,7 +353,7 @@ constexpr int adamw_block = 256;
 // updates a thread's values; returns what they add to the checksums
 template <class State>
 __device__ inline StateCheck adamw_values(const State& state, const real* gradients, const uint8_t* flags,
-                                          const HyperParameters& hyper, real scale, long i) {
+                                          const HyperParameters& hyper, real clip_coefficient, long i) {
     StateCheck sums = {};
     bool decaying = flags[i / flag_span] & flag_decay;
 
@@ -366,7 +366,7 @@ __device__ inline StateCheck adamw_values(const State& state, const real* gradie
     #pragma unroll
     for (int k = 0; k < real_each; k++) {
         real w = join_master(parameters.at[k], low_bits.at[k]), m = real(ms.at[k]), v = real(vs.at[k]);
-        real g = gs.at[k] * scale;
+        real g = gs.at[k] * clip_coefficient;
         sums.read += StateCheck::term(i + k, w, ms.at[k], vs.at[k]);
         uint32_t chance = State::rounds ? rounding_bits(hyper.update_number, w, g) : 0;
         MasterHalves updated = state.keep(hyper.update(w, m, v, g, decaying), chance);
@@ -401,7 +401,7 @@ __global__ void adamw_kernel(State state, const real* gradients, const uint8_t* 
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
     StateCheck sums = {};
     if (i < n && decision->will_update)
-        sums = adamw_values(state, gradients, flags, *hyper, decision->scale, i);
+        sums = adamw_values(state, gradients, flags, *hyper, decision->clip_coefficient, i);
     else if (i < n) sums.read = sums.written = values_checksum(state, i);
     // in integers, so that the order of the blocks does not matter
     SHARED(unsigned long long, read, adamw_block / 32);

@@ -51,8 +51,8 @@ struct CrossEntropySum {
 };
 
 // the logits become their gradient, or are left as they are
-inline TensorAccess logits_of(floatX* logits, bool want_gradient, int N, VocabularyShard v) {
-    return want_gradient ? updates("logits", logits, N, v.size) : reads("logits", logits, N, v.size);
+inline TensorAccess logits_of(floatX* logits, real dloss, int N, VocabularyShard v) {
+    return dloss != 0 ? updates("logits", logits, N, v.size) : reads("logits", logits, N, v.size);
 }
 
 struct CrossEntropyFinish {
@@ -60,15 +60,14 @@ struct CrossEntropyFinish {
     floatX* logits;
     const real *largest, *exp_sums;
     const int* targets;
-    real dloss;
-    bool want_gradient;
+    real dloss;  // 0: no gradient is wanted
     int N;
     VocabularyShard v;
 
     static constexpr const char* name = "cross_entropy_finish";
     std::vector<TensorAccess> tensors() const {
         return {reads("largest", largest, N), reads("exp_sums", exp_sums, 2, N), reads("targets", targets, N),
-                logits_of(logits, want_gradient, N, v), updates("losses", losses, N)};
+                logits_of(logits, dloss, N, v), updates("losses", losses, N)};
     }
     void ref(Stream) const;
     void gpu(Stream) const;
@@ -80,20 +79,19 @@ struct CrossEntropy {
     floatX* logits;
     real *largest, *exp_sums;
     const int* targets;
-    real dloss;
-    bool want_gradient;
+    real dloss;  // 0: no gradient is wanted
     int N;
     VocabularyShard v;
 
     CrossEntropyMax largest_of_rows() const { return {largest, logits, N, v}; }
     CrossEntropySum sums_of_rows() const { return {exp_sums, largest, logits, targets, N, v}; }
     CrossEntropyFinish finish() const {
-        return {losses, logits, largest, exp_sums, targets, dloss, want_gradient, N, v};
+        return {losses, logits, largest, exp_sums, targets, dloss, N, v};
     }
 
     static constexpr const char* name = "cross_entropy";
     std::vector<TensorAccess> tensors() const {
-        return {reads("targets", targets, N), logits_of(logits, want_gradient, N, v),
+        return {reads("targets", targets, N), logits_of(logits, dloss, N, v),
                 updates("losses", losses, N)};
     }
     void ref(Stream) const;
@@ -136,7 +134,7 @@ void CrossEntropyFinish::ref(Stream) const {
         real log_sum = largest[n] + std::log(exp_sums[n]), scale = counts ? dloss : 0;
         if (counts) losses[n] = log_sum - exp_sums[N + n];
 
-        if (!want_gradient) continue;
+        if (dloss == 0) continue;
         // softmax, less 1 at the target, times dloss
         #pragma omp simd
         for (int c = 0; c < v.valid; c++) row[c] = floatX(vector_exp(real(row[c]) - log_sum) * scale);
@@ -222,13 +220,13 @@ __global__ void cross_entropy_sum_kernel(real* exp_sums, const real* largest, co
 
 __global__ void cross_entropy_finish_kernel(real* losses, floatX* logits, const real* largest,
                                             const real* exp_sums, const int* targets, real dloss,
-                                            bool want_gradient, VocabularyShard v) {
+                                            VocabularyShard v) {
     int n = blockIdx.x, N = gridDim.x, column = targets[n] - v.first;
     bool counts = targets[n] >= 0;
     floatX* row = logits + (long)n * v.size;
     real log_sum = counts ? largest[n] + log(exp_sums[n]) : INFINITY;  // makes all gradients 0
     if (threadIdx.x == 0 && counts) losses[n] = log_sum - exp_sums[N + n];
-    if (!want_gradient) return;
+    if (dloss == 0) return;
     each_vector(row, v, [&](const Vec<floatX>& x, int c) {
         store_row(row, c, v.size, loss_gradients(x, log_sum, dloss));
     });
@@ -238,7 +236,7 @@ __global__ void cross_entropy_finish_kernel(real* losses, floatX* logits, const 
 
 // the whole vocabulary on one rank: a row is read once, kept in shared memory, and written once
 __global__ void __launch_bounds__(cross_entropy_block)
-cross_entropy_kernel(real* losses, floatX* logits, const int* targets, real dloss, bool want_gradient,
+cross_entropy_kernel(real* losses, floatX* logits, const int* targets, real dloss,
                      VocabularyShard v) {
     DYNAMIC_SHARED(floatX, in_shared);
     SHARED(real, most_lane, cross_entropy_block / 32);
@@ -264,7 +262,7 @@ cross_entropy_kernel(real* losses, floatX* logits, const int* targets, real dlos
     // 3. the loss, and the gradient in the logits' place; INFINITY makes all gradients 0
     real log_sum = counts ? most + log(sum) : INFINITY, target = counts ? real(in_shared[column]) : 0;
     if (threadIdx.x == 0 && counts) losses[n] = log_sum - target;
-    if (!want_gradient) return;
+    if (dloss == 0) return;
 
     #pragma unroll 4
     for (int c = threadIdx.x * vec_size; c < v.size; c += step)
@@ -285,7 +283,7 @@ void CrossEntropySum::gpu(Stream s) const {
 
 void CrossEntropyFinish::gpu(Stream s) const {
     LAUNCH(gpu::cross_entropy_finish_kernel, N, gpu::cross_entropy_block, 0, s, losses, logits, largest,
-           exp_sums, targets, dloss, want_gradient, v);
+           exp_sums, targets, dloss, v);
 }
 
 void CrossEntropy::gpu(Stream s) const {
@@ -298,6 +296,6 @@ void CrossEntropy::gpu(Stream s) const {
     }
     allow_shared(gpu::cross_entropy_kernel, row);
     LAUNCH(gpu::cross_entropy_kernel, N, gpu::cross_entropy_block, row, s, losses, logits, targets, dloss,
-           want_gradient, v);
+           v);
 }
 #endif

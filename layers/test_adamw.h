@@ -242,7 +242,7 @@ void check_adamw(const char* moments) {
             both_ways([&] { return DecideUpdate{decision, sums, 3, hyper}; });
             double scale = largest == 0.5 ? 0.5 / (norm + 1e-6) : 1;
             for (const UpdateDecision& c : {decision.host[0], decision.back()[0]})
-                close("decision" + size, std::vector<double>{c.norm, (double)c.scale},
+                close("decision" + size, std::vector<double>{c.norm, (double)c.clip_coefficient},
                       std::vector<double>{norm, scale}, sums_tolerance);
 
             // from the same values: where a sum is rounded otherwise, so is chance, and two updates later w

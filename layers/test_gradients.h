@@ -36,7 +36,7 @@ double dot(const std::vector<floatX>& a, const std::vector<floatX>& b) {
 // what `ranks` tensor-parallel ranks would do, one after the other: the three steps with the reductions
 // between
 void cross_entropy_over(int ranks, std::vector<real>& losses, std::vector<floatX>& logits,
-                        const std::vector<int>& targets, real dloss, bool want_gradient, int N,
+                        const std::vector<int>& targets, real dloss, int N,
                         VocabularyShard whole) {
     int V = whole.valid, Vp = whole.size;
     int Vp_r = Vp / ranks;
@@ -55,7 +55,7 @@ void cross_entropy_over(int ranks, std::vector<real>& losses, std::vector<floatX
     }
     for (int r = 0; r < ranks; r++)
         CrossEntropyFinish{r ? ignored.data() : losses.data(), own[r].data(), largest.data(), sums.data(),
-                           targets.data(), dloss, want_gradient, N, share(r)}.ref(nullptr);
+                           targets.data(), dloss, N, share(r)}.ref(nullptr);
     for (int i = 0; i < N * Vp; i++) logits[i] = own[i % Vp / Vp_r][i / Vp * Vp_r + i % Vp_r];
 }
 
@@ -153,7 +153,7 @@ void test_gradients() {
             auto forward = [&] {
                 work = logits;
                 std::fill(losses.begin(), losses.end(), 0);
-                cross_entropy_over(ranks, losses, work, targets, 0.25, true, N, {V, Vp, 0});
+                cross_entropy_over(ranks, losses, work, targets, 0.25, N, {V, Vp, 0});
                 return 0.25 * (losses[0] + losses[1] + losses[2]);
             };
             forward();

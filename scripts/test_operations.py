@@ -38,7 +38,7 @@ def planned_operations(ranks, options):
     plan = {"world-size": ranks, "hardware": "here", "plan-json": "-", "vocabulary": "257"}
     out = start(str(BUILD / "train_gpt"), 1, ["--plan", *words({**plan, **MODEL, **options})])
     check(out.stdout.startswith("{"), f"a plan: {out.stderr[-300:]}")
-    return [stage["operations"] for stage in json.JSONDecoder().raw_decode(out.stdout)[0]["stages"]]
+    return [stage["operations"] for stage in json.loads(out.stdout)["stages"]]
 
 
 def prepare(work):
@@ -217,8 +217,9 @@ TOY_CALL = (
     "                                 .OC = 3 * C / t}, a.qkv_fp8, ctx);"
 )
 TOY_LAYER = (
-    '    if (!getenv("TOY_FORGETS") || ctx.tp.group.rank == 0)\n'
-    '        comm::all_reduce(ctx.tp.group, a.qkv, 128, comm::Op::Sum, "a toy", s);  // overwritten below\n'
+    '    if (!getenv("TOY_FORGETS") || ctx.grid.tensor == 0)\n'
+    "        // overwritten below\n"
+    '        comm::all_reduce(ctx.grid.tp, a.qkv, 128, comm::ReduceOp::Sum, "a toy", s);\n'
     f"{TOY_CALL}  // a toy: again\n"
     '    if (getenv("TOY_LIES")) comm::traffic["tensor"].calls++;\n'
 )

@@ -22,9 +22,9 @@ MPI_Datatype type_mpi(Type type) {
         : MPI_INT64_T;
 }
 
-MPI_Op op_mpi(Type type, Op op) {
-    if (type == Type::Bf16) return op == Op::Sum ? bf16_sum : bf16_max;
-    return op == Op::Sum ? MPI_SUM : MPI_MAX;
+MPI_Op op_mpi(Type type, ReduceOp op) {
+    if (type == Type::Bf16) return op == ReduceOp::Sum ? bf16_sum : bf16_max;
+    return op == ReduceOp::Sum ? MPI_SUM : MPI_MAX;
 }
 
 void add_bf16(void* in, void* inout, int* n, MPI_Datatype*) {
@@ -188,7 +188,7 @@ void enqueue(PendingCall call, Stream s) {
 
 void all_reduce(const Call& c) {
     auto data = std::make_shared<Staged>(c.out, c.n * bytes_of(c.type));
-    enqueue({*c.group, facts_of(c.kind).name, c.label, c.n,
+    enqueue({*c.group, name_of(c.kind), c.label, c.n,
              [=, n = (int)c.n, type = type_mpi(c.type), op = op_mpi(c.type, c.op),
               comm = handle_of(*c.group).mpi](MPI_Request* r, Stream copies) {
         data->replace(copies);
@@ -204,8 +204,8 @@ bool is_in_place(const Call& c, const void* whole, const void* slice) {
 void reduce_scatter(const Call& c) {
     auto from = std::make_shared<Staged>(c.in, c.whole() * bytes_of(c.type));
     auto to = std::make_shared<Staged>(c.out, c.n * bytes_of(c.type), is_in_place(c, c.in, c.out));
-    enqueue({*c.group, facts_of(c.kind).name, c.label, c.n,
-             [=, n = (int)c.n, type = type_mpi(c.type), sum = op_mpi(c.type, Op::Sum),
+    enqueue({*c.group, name_of(c.kind), c.label, c.n,
+             [=, n = (int)c.n, type = type_mpi(c.type), sum = op_mpi(c.type, ReduceOp::Sum),
               comm = handle_of(*c.group).mpi](MPI_Request* r, Stream copies) {
         from->load(copies);
         to->expect();
@@ -220,7 +220,7 @@ void all_gather(const Call& c) {
     bool in_place = is_in_place(c, c.out, c.in);
     auto to = std::make_shared<Staged>(c.out, c.whole() * bytes_of(c.type));
     auto from = std::make_shared<Staged>(c.in, c.n * bytes_of(c.type));
-    enqueue({*c.group, facts_of(c.kind).name, c.label, c.n,
+    enqueue({*c.group, name_of(c.kind), c.label, c.n,
              [=, n = (int)c.n, type = type_mpi(c.type),
               comm = handle_of(*c.group).mpi](MPI_Request* r, Stream copies) {
         if (!in_place) from->load(copies);
@@ -234,7 +234,7 @@ void all_gather(const Call& c) {
 
 void send(const Call& c) {
     auto data = std::make_shared<Staged>(c.in, c.n * bytes_of(c.type));
-    enqueue({*c.group, facts_of(c.kind).name, c.label, c.n,
+    enqueue({*c.group, name_of(c.kind), c.label, c.n,
              [=, n = (int)c.n, to = c.peer, type = type_mpi(c.type),
               comm = handle_of(*c.group).mpi](MPI_Request* r, Stream copies) {
         data->load(copies);
@@ -244,7 +244,7 @@ void send(const Call& c) {
 
 void receive(const Call& c) {
     auto data = std::make_shared<Staged>(c.out, c.n * bytes_of(c.type));
-    enqueue({*c.group, facts_of(c.kind).name, c.label, c.n,
+    enqueue({*c.group, name_of(c.kind), c.label, c.n,
              [=, n = (int)c.n, from = c.peer, type = type_mpi(c.type),
               comm = handle_of(*c.group).mpi](MPI_Request* r, Stream) {
         data->expect();

@@ -37,7 +37,6 @@ struct BenchPages {
     std::vector<std::string> pages, texts;
     double page_mb = 0, text_mb = 0;
     StopWords stop{""};
-    JusText rules;
 
     explicit BenchPages(const std::string& path) : path(path) {
         if (path.empty()) printf("no WARC file was given: using pages of generated text\n");
@@ -48,7 +47,7 @@ struct BenchPages {
             pages.push_back(page + "</body></html>");
         }
         if (!path.empty()) extract(&pages);
-        for (auto& p : pages) texts.push_back(main_text(p, stop, rules));
+        for (auto& p : pages) texts.push_back(main_text(p, stop));
         for (auto& p : pages) page_mb += (double)p.size() * 1e-6;
         for (auto& t : texts) text_mb += (double)t.size() * 1e-6;
         printf("%zu pages of %.2f MB of HTML, %.2f MB of text; one core\n", pages.size(), page_mb, text_mb);
@@ -59,7 +58,7 @@ struct BenchPages {
     void extract(std::vector<std::string>* keep) {
         Counts counts;
         auto one = [&](std::string page) {
-            if (detect_language(page, true).code == "en") main_text(std::move(page), stop, rules);
+            if (detect_language(page, true).code == "en") main_text(std::move(page), stop);
         };
         if (path.empty()) {
             for (auto& p : pages) one(p);
@@ -82,7 +81,7 @@ inline void bench_pages(BenchPages& b) {
     Bench::time("  of it, language of HTML", b.page_mb, "MB", "-",
                 [&] { for (auto& p : b.pages) detect_language(p, true); });
     Bench::time("  of it, main text", b.page_mb, "MB", "-",
-                [&] { for (auto& p : b.pages) main_text(p, b.stop, b.rules); });
+                [&] { for (auto& p : b.pages) main_text(p, b.stop); });
 
     CleaningRules cleaning{Settings()};
     Bench::time("cleaning, and the language of short texts", b.text_mb, "MB", "60 of text", [&] {

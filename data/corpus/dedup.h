@@ -167,7 +167,8 @@ struct Dedup {
         if (file) return *file;
         file = std::make_unique<SignatureFile>(hashed.files[order[f]].path);
         if (file->n != hasher.n || file->documents != first[f + 1] - first[f])
-            fail("%s: is for other settings or documents: remove it and start again", file->path.c_str());
+            fail("%s: is for other settings or documents: remove it and start again",
+                 file->file.path.c_str());
         opened.push_back(f);
         if (opened.size() > 256) {
             open.erase(opened.front());

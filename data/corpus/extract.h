@@ -67,7 +67,6 @@ inline Corpus extract(const Ranks& ranks, const Settings& settings, const Corpus
                       const std::string& folder) {
     StopWords stop = ranks.all_or_fail([&] { return StopWords(settings.get("stopwords")); });
     Stage stage(ranks, settings, "extract", folder, settings.documents_ending(), stop.fingerprint());
-    JusText rules;
     size_t longest = settings.whole("longest-page");
     std::string language = settings.get("language");
     double share = settings.number("share");
@@ -104,7 +103,7 @@ inline Corpus extract(const Ranks& ranks, const Settings& settings, const Corpus
             }
 
             Document d;
-            d.text = main_text(std::move(page), stop, rules, &counts);
+            d.text = main_text(std::move(page), stop, &counts);
             if (d.text.empty()) {
                 counts["without main text"]++;
                 continue;

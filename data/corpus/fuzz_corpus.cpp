@@ -47,7 +47,7 @@ void read_warc(const std::string& path) {
         std::string found = page_of(record.content, 1 << 22, counts, &charset, &why);
         if (found.empty()) continue;
         detect_language(found, true);
-        main_text(found, stop, JusText(), &counts);
+        main_text(found, stop, &counts);
     }
 }
 

@@ -19,10 +19,9 @@
 #include "stopwords.h"
 #include "text.h"
 
-struct JusText {  // lengths in characters; defaults are the published ones
-    long length_low = 70, length_high = 200, heading_distance = 200;
-    double stopwords_low = 0.30, stopwords_high = 0.32, link_density = 0.2;
-};
+// jusText's published limits; lengths in characters
+constexpr long length_low = 70, length_high = 200, heading_distance = 200;
+constexpr double stopwords_low = 0.30, stopwords_high = 0.32, link_density = 0.2;
 
 enum class Kind { Good, NearGood, Short, Bad };
 struct Paragraph {
@@ -258,17 +257,17 @@ struct StopWords {
     }
 };
 
-inline Kind judge_alone(const Paragraph& p, const StopWords& stop, const JusText& j) {
-    if (p.length && (double)p.link_characters / (double)p.length > j.link_density) return Kind::Bad;
+inline Kind judge_alone(const Paragraph& p, const StopWords& stop) {
+    if (p.length && (double)p.link_characters / (double)p.length > link_density) return Kind::Bad;
     if (p.text.find("\xC2\xA9") != p.text.npos || p.text.find("&copy") != p.text.npos || p.selects)
         return Kind::Bad;
-    if (p.length < j.length_low) return p.link_characters ? Kind::Bad : Kind::Short;
+    if (p.length < length_low) return p.link_characters ? Kind::Bad : Kind::Short;
     double share = stop.share(p.text);
-    if (share >= j.stopwords_high) return p.length > j.length_high ? Kind::Good : Kind::NearGood;
-    return share >= j.stopwords_low ? Kind::NearGood : Kind::Bad;
+    if (share >= stopwords_high) return p.length > length_high ? Kind::Good : Kind::NearGood;
+    return share >= stopwords_low ? Kind::NearGood : Kind::Bad;
 }
 
-inline void judge_in_context(std::vector<Paragraph>& all, const JusText& j) {
+inline void judge_in_context(std::vector<Paragraph>& all) {
     size_t n = all.size();
     // before[i], after[i]: the nearest good or bad one, and the nearest that is not short; bad at the ends
     struct Near { Kind sure = Kind::Bad, any = Kind::Bad; };
@@ -319,7 +318,7 @@ inline void judge_in_context(std::vector<Paragraph>& all, const JusText& j) {
     std::vector<bool> to_good(n);
     for (size_t i = n; i-- > 0;) {
         bool wants = all[i].heading && all[i].kind == Kind::Bad && all[i].alone != Kind::Bad;
-        to_good[i] = wants && seen && distance <= j.heading_distance;
+        to_good[i] = wants && seen && distance <= heading_distance;
         if (all[i].kind == Kind::Good) {
             seen = true;
             distance = 0;
@@ -330,14 +329,13 @@ inline void judge_in_context(std::vector<Paragraph>& all, const JusText& j) {
 }
 
 // page: UTF-8
-inline std::string main_text(std::string page, const StopWords& stop, const JusText& j,
-                             Counts* counts = nullptr) {
+inline std::string main_text(std::string page, const StopWords& stop, Counts* counts = nullptr) {
     int64_t removed = 0;
     ParagraphMaker made(without_huge_tags(std::move(page), &removed));
     if (removed && counts) (*counts)["tags with too many attributes"] += removed;
     if (made.too_deep && counts) (*counts)["pages nested too deep, cut there"]++;
-    for (auto& p : made.paragraphs) p.alone = judge_alone(p, stop, j);
-    judge_in_context(made.paragraphs, j);
+    for (auto& p : made.paragraphs) p.alone = judge_alone(p, stop);
+    judge_in_context(made.paragraphs);
     std::string out;
     bool first = true;
     for (auto& p : made.paragraphs) {

@@ -139,51 +139,29 @@ private:
 
 // signatures of one file's documents: "GPTMINH1", uint32 n, uint32 0, uint64 documents; (documents, n) uint32
 struct SignatureFile {
-    struct Descriptor {  // closed even if the file is refused
-        int fd;
-        operator int() const { return fd; }
-        ~Descriptor() {
-            if (fd >= 0) close(fd);
-        }
-    };
-
-    std::string path;
-    Descriptor fd;
+    InputFile file;
     uint64_t documents = 0;
     int n = 0;
 
-    explicit SignatureFile(const std::string& path)
-        : path(path), fd{open(path.c_str(), O_RDONLY | O_CLOEXEC)} {
-        char header[24];
-        struct stat info = {};
-        if (fd < 0 || fstat(fd, &info) != 0) fail("%s: cannot be read: %s", path.c_str(), strerror(errno));
-        if (pread(fd, header, 24, 0) != 24 || memcmp(header, "GPTMINH1", 8)) refuse("holds no signatures");
+    explicit SignatureFile(const std::string& path) : file(path) {
+        char header[24] = {};
+        if (file.size >= sizeof header) file.read(header, 0, sizeof header, "the header");
+        if (memcmp(header, "GPTMINH1", 8)) refuse("holds no signatures");
 
         memcpy(&n, header + 8, 4);
         memcpy(&documents, header + 16, 8);
-        uint64_t bytes = (uint64_t)info.st_size;
-        if (n < 1 || documents > bytes || bytes != 24 + documents * (uint64_t)n * 4)
+        if (n < 1 || documents > file.size || file.size != 24 + documents * (uint64_t)n * 4)
             refuse("is not as long as its header says");
     }
 
-    SignatureFile(const SignatureFile&) = delete;
     // of documents first … first + count - 1: (count, n)
     void read(uint64_t first, uint64_t count, uint32_t* out) const {
-        size_t left = count * (uint64_t)n * 4;
-        off_t at = (off_t)(24 + first * (uint64_t)n * 4);
-        for (char* p = (char*)out; left;) {
-            ssize_t got = pread(fd, p, left, at);
-            if (got < 0 && errno == EINTR) continue;
-            if (got <= 0) refuse("ended early");
-            p += got;
-            at += got;
-            left -= (size_t)got;
-        }
+        file.read(out, 24 + first * (uint64_t)n * 4, count * (uint64_t)n * 4, "signatures");
     }
 
 private:
     [[noreturn]] void refuse(const char* what) const {
-        fail("%s: %s: remove it and start again", path.c_str(), what);
+        fail("%s: %s: remove it and start again", file.path.c_str(), what);
     }
 };
 struct SignatureWriter {

@@ -120,15 +120,15 @@ void check_gold(EvalFile& e, const std::vector<DocumentRequests>& all) {
 // The tokens of a continuation in one's own requests, as today's lm-evaluation-harness finds them: white
 // space at the context's end moves to the continuation, and both are encoded together. (The tasks' wording
 // is of 2021, when each was encoded by itself.)
-std::vector<int> tokens_behind(std::string& context, std::string continuation, const Vocabulary& v,
+std::vector<int> tokens_behind(std::string& context, std::string continuation, Encoder& encoder,
                                const std::string& where) {
     size_t end = 0;  // of what is not white space at the end, as Python's str.rstrip() has it
     for (size_t i = 0, bytes; i < context.size(); i += bytes)
         if (!python_space(decode_at(context, i, &bytes))) end = i + bytes;
     continuation = context.substr(end) + continuation;
     context.resize(end);
-    std::vector<int> all = encode_text(v, context + continuation);
-    size_t own = encode_text(v, context).size();
+    std::vector<int> all = encoder.tokens_of(context + continuation);
+    size_t own = encoder.tokens_of(context).size();
     if (all.size() <= own)
         fail("%s: the continuation has no token of its own, as the context's last one takes it in: end the "
              "context with a whole word", where.c_str());
@@ -138,19 +138,12 @@ std::vector<int> tokens_behind(std::string& context, std::string continuation, c
 EvalFile encode_task(const TaskForm& task, const std::vector<DocumentRequests>& all, const Vocabulary& v) {
     EvalFile e = describe_task(task, v);
     Encoder encoder(v);
-    std::vector<uint32_t> room;
-    auto add = [&](const std::string& words) -> std::pair<int64_t, int64_t> {
-        room.resize(words.size() + 4);
-        uint32_t* end = encoder.encode(room.data(), words);
-        int64_t from = (int64_t)e.tokens.size();
-        e.tokens.insert(e.tokens.end(), room.data(), end);
-        if (words.empty()) e.tokens.push_back(v.end_of_text);  // nothing before: the text begins
-        return {from, (int64_t)e.tokens.size() - from};
-    };
-
     auto add_tokens = [&](const std::vector<int>& tokens) -> std::pair<int64_t, int64_t> {
         e.tokens.insert(e.tokens.end(), tokens.begin(), tokens.end());
         return {(int64_t)(e.tokens.size() - tokens.size()), (int64_t)tokens.size()};
+    };
+    auto add = [&](const std::string& words) {  // nothing before: the text begins
+        return add_tokens(words.empty() ? std::vector{v.end_of_text} : encoder.tokens_of(words));
     };
     std::map<std::string, int64_t> groups;
     std::pair<int64_t, int64_t> prior = {-1, 0};
@@ -172,7 +165,7 @@ EvalFile encode_task(const TaskForm& task, const std::vector<DocumentRequests>& 
         for (auto& r : item.requests) {
             std::string before = r.context;
             auto [from, n] = !strcmp(task.task, "requests") && !before.empty()
-                ? add_tokens(tokens_behind(before, r.continuation, v, item.document->where))
+                ? add_tokens(tokens_behind(before, r.continuation, encoder, item.document->where))
                 : add(r.continuation);
             if (!contexts.count(before)) contexts[before] = add(before);
             auto [context, length] = contexts[before];

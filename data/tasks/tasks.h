@@ -371,8 +371,7 @@ inline std::vector<TaskDocument> read_folder(const std::string& folder) {
     return out;
 }
 
-// from, here and below: the task's folder, or its one file
-// the files that read_task() reads
+// the files that read_task() reads; from, here and below: the task's folder, or its one file
 inline std::vector<std::string> files_of(const TaskForm& task, const std::string& from) {
     if (!std::filesystem::is_directory(from)) return {from};
     std::vector<std::string> out;

@@ -126,19 +126,15 @@ inline Work scores_product(GemmShape p) {
 // ---- calls -----------------------------------------------------------------------------------------------
 
 enum class Collective : uint8_t { AllReduce, ReduceScatter, AllGather, Send, Receive };
-struct CollectiveFacts {
-    const char* name;
-    bool has_slices;  // each rank has n values, its slice of the whole
-};
-constexpr CollectiveFacts facts_of(Collective kind) {
+constexpr const char* name_of(Collective kind) {
     switch (kind) {
-        case Collective::AllReduce: return {"all_reduce", false};
-        case Collective::ReduceScatter: return {"reduce_scatter", true};
-        case Collective::AllGather: return {"all_gather", true};
-        case Collective::Send: return {"send", false};
-        case Collective::Receive: return {"receive", false};
+        case Collective::AllReduce: return "all_reduce";
+        case Collective::ReduceScatter: return "reduce_scatter";
+        case Collective::AllGather: return "all_gather";
+        case Collective::Send: return "send";
+        case Collective::Receive: return "receive";
     }
-    return {};
+    return nullptr;
 }
 
 // whom a call communicates with, and how much: `count` values, the slices of all ranks together
@@ -151,7 +147,6 @@ struct Communication {
     bool on_comm_stream = false;                // otherwise on the compute stream
     long number = 0;                            // its number in a dry run: see comm::StreamEvent
     bool in_group = false;                      // posted together with others, when the group ends
-    bool ends_later() const { return on_comm_stream || in_group; }  // than the function that makes it
 };
 
 // ---- who listens -----------------------------------------------------------------------------------------
@@ -180,6 +175,10 @@ struct Activity {
     Stream awaited = nullptr;    // Wait: until that stream has reached `position`
     long position = 0;
     std::source_location where = {};
+
+    bool ends_later() const {  // than the function that makes it
+        return kind == Communicate && (call.on_comm_stream || call.in_group);
+    }
 };
 
 struct Listener {

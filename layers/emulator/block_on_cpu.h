@@ -117,21 +117,11 @@ struct Bulk {  // an asynchronous copy from shared to global memory
     std::vector<float> values;  // once the source has been read
 };
 
-struct Worker {
-    Context scheduler;
-    std::vector<std::unique_ptr<Fiber>> fibers;  // pointers: a fiber must not move
-    std::vector<Fiber*> idle;
-    std::vector<Thread> threads;
-    std::vector<Warp> warps;
-    std::vector<int> order, ready;
-
-    std::vector<Shared> shared;
-    Shared dynamic_shared{nullptr, 0, 0};
-
-    const std::function<void()>* body = nullptr;
-    const char* kernel = "";
-    const void* kernel_address = nullptr;
-    size_t allowed = 0;  // dynamic shared memory, bytes
+// what begins anew with each block
+struct BlockState {
+    std::vector<int> ready;
+    int next_fresh = 0, at_block = 0, done = 0;
+    uint64_t key = 0, turns = 0, draws = 0;
 
     // by thread, the copies it has started: committed groups, then the open one; empty before the first copy
     std::vector<std::deque<std::vector<Copy>>> copies;
@@ -139,10 +129,8 @@ struct Worker {
     // asynchronous engines (hopper_on_cpu.h): pieces of copies in flight, wgmma products by warp
     std::vector<std::function<void()>> arriving, late;  // late: only when no thread can run
     std::map<int, std::shared_ptr<void>> products;
-    std::string (*describe_mbarrier)(const void*) = nullptr;
     bool mbarriers_unseen = false;  // not yet fenced for TMA
 
-    uint64_t boxes = 0;
     std::map<int, std::vector<Bulk>> bulk;  // by thread
     long turns_known = 0;                   // numbers each wait_until
     std::map<int, long> latest_turn;        // by warpgroup, its threads' latest
@@ -153,8 +141,27 @@ struct Worker {
     struct NamedArrival { int thread; bool waits; };
     std::map<int, std::vector<NamedArrival>> named;  // by the named barrier
 
-    int next_fresh = 0, current = -1, at_block = 0, done = 0;
-    uint64_t key = 0, turns = 0;
+    uint64_t luck() { return mix(key ^ draws++ << 40); }
+};
+
+struct Worker : BlockState {
+    Context scheduler;
+    std::vector<std::unique_ptr<Fiber>> fibers;  // pointers: a fiber must not move
+    std::vector<Fiber*> idle;
+    std::vector<Thread> threads;
+    std::vector<Warp> warps;
+    std::vector<int> order;
+
+    std::vector<Shared> shared;
+    Shared dynamic_shared{nullptr, 0, 0};
+
+    const std::function<void()>* body = nullptr;
+    const char* kernel = "";
+    const void* kernel_address = nullptr;
+    size_t allowed = 0;  // dynamic shared memory, bytes
+
+    std::string (*describe_mbarrier)(const void*) = nullptr;
+    int current = -1;
     std::string error;
 
     std::string where(int t) const {
@@ -331,10 +338,10 @@ inline Context& Worker::next() {
 }
 
 inline void Worker::run_block(uint64_t block_key) {
+    (BlockState&)*this = {};
     key = block_key;
     unsigned n = blockDim.x * blockDim.y * blockDim.z;
     threads.assign(n, Thread());
-    copies.clear();
     warps.assign((n + 31) / 32, Warp());
     for (unsigned t = 0; t < n; t++)
         threads[t].index = dim3(t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y);
@@ -343,19 +350,6 @@ inline void Worker::run_block(uint64_t block_key) {
     for (auto& s : shared) s.poisoned = false;
     dynamic_shared.poisoned = false;
     dynamic_shared.poison();
-
-    ready.clear();
-    next_fresh = at_block = done = 0;
-    arriving.clear();
-    late.clear();
-    products.clear();
-    bulk.clear();
-    turns_known = 0;
-    latest_turn.clear();
-    mbarriers_unseen = false;
-    written.clear();
-    named.clear();
-    turns = 0;
 
     for (Context* to = &next(); to != &scheduler; to = &next()) switch_context(scheduler, *to);
     if (error.empty() && done < (int)n) {

@@ -134,7 +134,7 @@ inline void begin_box(void* to, const TensorMap& map, Mbarrier* barrier, const i
     if (address % 1024) fail("TMA: a swizzled box at %u, which is not aligned to 1024 bytes", address);
 
     uint32_t rows = map.box[1] * map.box[2] * map.box[3];
-    bool is_late = mix(worker->key ^ worker->boxes++ << 40) % 2;
+    bool is_late = worker->luck() % 2;
     shared_at(address + rows * 128 - 16);  // fails if the box's end is outside
     memset(to, 0xFF, rows * 128);
 
@@ -217,7 +217,7 @@ inline void read_bulk() {
 
 inline void finish_bulk() {
     // other threads may write to the source, if it has not been read
-    if (mix(worker->key ^ worker->boxes++ << 40) % 2) worker->let_others_run();
+    if (worker->luck() % 2) worker->let_others_run();
     read_bulk();
     for (Bulk& each : worker->bulk[worker->current])
         for (int i = 0; i < each.count; i++) {
@@ -230,7 +230,7 @@ inline void finish_bulk() {
 
 inline void commit_bulk() {
     for (Bulk& each : worker->bulk[worker->current]) each.is_committed = true;
-    uint64_t luck = mix(worker->key ^ worker->boxes++ << 40) % 3;
+    uint64_t luck = worker->luck() % 3;
     if (luck == 0) read_bulk();
     if (luck == 1) finish_bulk();
 }

@@ -168,11 +168,11 @@ void kernels_large_exponents() {
         both_ways([&] { return CrossEntropySum{sums, largest, logits, targets, N, v}; });
         if (at_once)
             both_ways([&] {
-                return CrossEntropy{losses, logits, largest, sums, targets, real(1), true, N, v};
+                return CrossEntropy{losses, logits, largest, sums, targets, real(1), N, v};
             });
         else
             both_ways([&] {
-                return CrossEntropyFinish{losses, logits, largest, sums, targets, real(1), true, N, v};
+                return CrossEntropyFinish{losses, logits, largest, sums, targets, real(1), N, v};
             });
         close("losses of large logits, ref", losses.host, want, 1e-6);
         close("losses of large logits", losses.back(), want, 1e-6);
@@ -199,8 +199,8 @@ void kernels_far_rows() {
     for (bool at_once : {false, true}) {
         std::copy(row.begin(), row.end(), logits + (long)last * V);
         losses[last] = 0;
-        CrossEntropy all = {losses.data(), logits, largest.data(), sums.data(), targets.data(), real(1), true,
-                            N, v};
+        CrossEntropy all = {losses.data(), logits, largest.data(), sums.data(), targets.data(), real(1), N,
+                            v};
         if (at_once) all.gpu(nullptr);
         else {
             all.largest_of_rows().gpu(nullptr);
@@ -287,8 +287,9 @@ void kernels_cross_entropy() {
         X whole(logits.host);
         R whole_losses(losses.host);
         for (bool want : {false, true}) {
+            real dloss(want ? 0.1 : 0);
             both_ways([&] {
-                return CrossEntropyFinish{losses, logits, largest, sums, targets, real(0.1), want, N, v};
+                return CrossEntropyFinish{losses, logits, largest, sums, targets, dloss, N, v};
             });
             losses.compare("losses" + size, sums_tolerance + summed);
             logits.compare((want ? "dlogits" : "logits without gradient") + size,
@@ -296,7 +297,7 @@ void kernels_cross_entropy() {
 
             if (V == 0 || first) continue;
             CrossEntropy{whole_losses.device, whole.device, largest.device, sums.device, targets.device,
-                         real(0.1), want, N, v}.gpu(nullptr);  // all at once
+                         dloss, N, v}.gpu(nullptr);  // all at once
             whole_losses.host = losses.host;
             whole.host = logits.host;
             whole_losses.compare("losses at once" + size, sums_tolerance + summed);

@@ -106,16 +106,16 @@ std::vector<Score> score_file(Model& model, const ScoreBatches& plan) {
         };
 
         int mine = (int)((end - first + grid.d - 1 - grid.data) / grid.d);
-        MicroBatches all;
-        for (int i = 0; i < mine; i++) all.sizes.push_back({1, batch_of(i).rows});
-        all.load = [&](MicroBatch& mb) {
+        std::vector<int> rows;
+        for (int i = 0; i < mine; i++) rows.push_back(batch_of(i).rows);
+        auto load = [&](MicroBatch& mb) {
             load_packed(model, mb.in_flight, plan.pack_batch(batch_of(mb.index)));
         };
-        all.forward = [&](MicroBatch& mb) { packed_forward(model, mb); };
+        auto pass = [&](MicroBatch& mb) { packed_forward(model, mb); };
 
         clear_losses(model);
-        run_schedule(model, make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false}), all,
-                     0);
+        Schedule schedule = make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false});
+        run_schedule(model, schedule, rows, 0, load, pass);
 
         for (int i = 0; grid.is_last_stage() && i < mine; i++)
             collect_scores(model, plan, batch_of(i), i, scores);

@@ -99,19 +99,19 @@ inline bool keeps_cache(const Model& model) {
 
 // steps 1 to 3 of a block (model/block.h)
 inline void packed_attention(const BlockActivations& a, const PackedSegments& packed, const floatX* const* w,
-                             const LayerContext& ctx, BatchShape batch) {
+                             const LayerContext& ctx) {
     Stream s = ctx.stream;
-    int N = batch.rows(), C = ctx.shape.C, t = ctx.tp.group.size;
+    int N = ctx.N, C = ctx.shape.C, t = ctx.grid.t;
     floatX* qkv = packed.cache_slots ? ctx.scratch.mlp_or_qkv : a.qkv;
-    ln1_forward(a, w, ctx, batch);
-    const floatX* rows = gather_rows(ctx.tp, ctx.scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
+    ln1_forward(a, w, ctx);
+    const floatX* rows = gather_rows(ctx.grid, ctx.scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
     compute(LinearForward{.y = qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C, .OC = 3 * C / t},
             s);
     if (packed.cache_slots)
         compute(StoreCacheRows{.cache = a.qkv, .rows = qkv, .cache_slots = packed.cache_slots, .N = N,
                                .width = 3 * C / t}, s);
 
-    AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
+    AttentionShape heads = {1, N, ctx.shape.NH / t, ctx.shape.HS()};
     compute(PackedAttention{.o = a.o, .qkv = a.qkv, .tiles = packed.tiles, .count = packed.tile_count,
                             .a = heads}, s);
 }
@@ -120,60 +120,64 @@ inline void packed_attention(const BlockActivations& a, const PackedSegments& pa
 inline void packed_layers(Model& model, const MicroBatch& mb, const LayerContext& ctx) {
     const PackedSegments& packed = *mb.in_flight.packed;
     layers_forward(model, mb, ctx, packed.positions, [&](const BlockActivations& a, const floatX* const* w) {
-        packed_attention(a, packed, w, ctx, mb.batch);
+        packed_attention(a, packed, w, ctx);
     });
 }
 
 // of the last chunk's output: normalised rows (logit_rows, C), those whose logits are wanted
 inline const floatX* packed_lm_head_rows(Model& model, const MicroBatch& mb, const LayerContext& ctx) {
     await_lm_head(model);
-    const floatX* rows =
-        lm_head_rows(model.lm_head, mb.in_flight.y.x, model.lm_head_weights.data(), ctx, mb.batch);
+    const floatX* rows = lm_head_rows(model.lm_head, mb.in_flight.y.x, model.lm_head_weights.data(), ctx);
     // rows[rows_with_logits[i]]: a table lookup, like the embedding
-    int N = mb.batch.rows();
     compute(EmbeddingForward{.x = ctx.scratch.unreduced, .tokens = mb.in_flight.packed->rows_with_logits,
                              .wte = rows, .N = mb.in_flight.packed->logit_rows, .C = ctx.shape.C,
-                             .v = {N, N, 0}}, ctx.stream);
+                             .v = {ctx.N, ctx.N, 0}}, ctx.stream);
     return ctx.scratch.unreduced;
 }
 
 // one chunk of layers; in the last chunk also the losses of the wanted rows, and which targets are likeliest
 inline void packed_forward(Model& model, const MicroBatch& mb) {
     Section section({Pass::Forward, mb.index, mb.chunk}, model.stream);
-    LayerContext ctx = model.context();
+    LayerContext ctx = model.context(mb.N);
     ctx.fp8 = false;  // its GEMMs need multiples of 16 rows
     packed_layers(model, mb, ctx);
     if (!model.is_last_chunk(mb.chunk)) return;
 
     const LmHeadActivations& a = model.lm_head;
-    const comm::Group& tp = ctx.tp.group;
+    const comm::Group& tp = ctx.grid.tp;
     auto note_tokens_ahead = [&](int first, int n) {
         if (!a.tokens_ahead) return;
         real* ahead = a.tokens_ahead + (long)mb.index * a.logit_rows + first;
         const real* target_logits = tp.size > 1 ? a.exp_sums + n : nullptr;  // all-reduced by loss_forward
         compute(TokensAhead{.ahead = ahead, .logits = a.logits, .target_logits = target_logits,
                             .targets = mb.in_flight.targets + first, .N = n,
-                            .v = vocabulary_shard(ctx.shape, ctx.tp)}, ctx.stream);
-        comm::all_reduce(tp, ahead, n, comm::Op::Sum, "tokens ahead of the target", ctx.stream);
+                            .v = vocabulary_shard(ctx.shape, ctx.grid)}, ctx.stream);
+        comm::all_reduce(tp, ahead, n, comm::ReduceOp::Sum, "tokens ahead of the target", ctx.stream);
     };
-    lm_head_forward(a, mb, packed_lm_head_rows(model, mb, ctx), mb.in_flight.packed->logit_rows, 0,
-                    model.lm_head_weights.data(), ctx, note_tokens_ahead);
+    const floatX* rows = packed_lm_head_rows(model, mb, ctx);
+    int all = mb.in_flight.packed->logit_rows;
+    for (int first = 0; first < all; first += a.logit_rows_held) {
+        int n = std::min(a.logit_rows_held, all - first);
+        logits_forward(a, rows + (long)first * ctx.shape.C, model.weight(model.table.wte), n, ctx);
+        loss_forward(a, mb, first, n, 0, ctx);
+        note_tokens_ahead(first, n);
+    }
 }
 
 // logits (V) of each requested row, on the last stage; of a single batch, with chunk c in in_flight[c], as
 // generation needs it. Its few rows need not be divisible by t: there is no sequence parallelism.
 inline std::vector<std::vector<real>> packed_logits(Model& model, const PackedBatch& packed) {
-    TensorParallel tp = {model.tp.group};
-    LayerContext ctx = model.context(false, &tp);
+    Grid grid = model.grid;
+    grid.sequence_parallel = false;
+    LayerContext ctx = model.context(packed.rows(), false, &grid);
     ctx.fp8 = false;
-    Grid& grid = model.grid;
     long values = (long)packed.rows() * model.shape.C;
     Buffer& input = model.inputs[0];
 
     for (int chunk = 0; chunk < model.setup.chunks; chunk++) {
         InFlight& in_flight = model.in_flight[chunk];
         load_packed(model, in_flight, packed);
-        MicroBatch mb = {0, false, chunk, {1, packed.rows()}, in_flight, input};
+        MicroBatch mb = {0, false, chunk, packed.rows(), in_flight, input};
         if (!model.is_first_chunk(chunk))
             comm::receive(grid.forward_in.group, input.x, values, 0, "rows of generation", model.stream);
         packed_layers(model, mb, ctx);
@@ -189,7 +193,7 @@ inline std::vector<std::vector<real>> packed_logits(Model& model, const PackedBa
     if (!grid.is_last_stage()) return out;
     int K = packed.logit_rows(), Vp_r = model.shape.Vp / grid.t, V = model.shape.V;
     // my columns -> all columns
-    comm::all_gather(tp.group, model.gathered_logits, model.lm_head.logits, (long)K * Vp_r, "logits",
+    comm::all_gather(grid.tp, model.gathered_logits, model.lm_head.logits, (long)K * Vp_r, "logits",
                      model.stream);
 
     std::vector<floatX> all((size_t)K * model.shape.Vp);

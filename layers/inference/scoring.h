@@ -51,7 +51,7 @@ inline void leave_out_long(EvalFile& file, int T, bool strict) {
 // that ranks have equal shares, and on a GPU of up to 128, as cuBLASLt is asked for an algorithm for each new
 // number of rows
 inline int rows_unit(const Model& model) {
-    int shares = model.tp.sequence_parallel ? model.grid.t : 1;
+    int shares = model.grid.sequence_parallel ? model.grid.t : 1;
     return std::lcm(shares, host_is_device ? 1 : std::gcd(model.shape.T, 128));
 }
 

@@ -59,7 +59,7 @@ std::vector<Score> score_all(Trial& trial, const EvalFile& file, const ScoreBatc
         clear_losses(trial.model);
         InFlight& in_flight = trial.model.in_flight[0];
         load_packed(trial.model, in_flight, plan.pack_batch(b));
-        packed_forward(trial.model, trial.micro_batch(0, {1, b.rows}));
+        packed_forward(trial.model, trial.micro_batch(0, b.rows));
         collect_scores(trial.model, plan, b, 0, scores);
     }
     return scores;
@@ -105,7 +105,7 @@ void test_scores() {
         int n = (int)all.size(), length = (int)q.continuation_tokens;
         all.resize(B * (T + 1), 0);
         clear_losses(a.model);
-        a.forward_tokens(all, {B, T});
+        a.forward_tokens(all, B);
         std::vector<real> losses(B * T);
         copy_to_host(losses.data(), a.model.lm_head.losses, losses.size() * sizeof(real), nullptr);
         want.push_back(0);

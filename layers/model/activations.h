@@ -28,7 +28,7 @@ enum class Recompute {
 struct Setup {
     int B = 1;                    // sequences in a micro-batch
     bool training = true;         // false: forward only, no gradients
-    bool sequence_parallel = false;  // as requested; in effect (Model.tp) with t > 1 only
+    bool sequence_parallel = false;  // as requested; in effect (Model.grid) with t > 1 only
     bool samples_text = false;    // --sample-every: text is generated between training steps
     bool packs = false;           // packed batches are computed as well
     // inference only: blocks keep keys and values from one batch to the next (a KV cache)
@@ -60,11 +60,6 @@ struct Allocation {
 };
 
 // ---- a batch ---------------------------------------------------------------------------------------------
-
-struct BatchShape {
-    int B, T;
-    int rows() const { return B * T; }  // N
-};
 
 // evaluation and generation compute packed batches of variable-length segments: layers/inference
 struct PackedSegments;
@@ -116,8 +111,8 @@ struct LmHeadActivations {
 struct Buffer {
     floatX* x;                          // (N_r, C)
     comm::StreamEvent received;         // awaited before x is read
-    // awaited before x is overwritten: y and dx are sent. Inputs are not: a receive into one waits for the
-    // computations enqueued before it (post_message), the last that reads it included (Pool, schedule.h)
+    // awaited before x is overwritten: y and dx are sent. Inputs are not: a receive into one is enqueued
+    // behind the last computation that reads it
     comm::StreamEvent sent;
 };
 
@@ -136,7 +131,7 @@ struct MicroBatch {
     int index;       // within the step: the first one sets gradients, later ones add to them
     bool is_last_micro_batch;  // of the step: after it, gradients are complete
     int chunk;
-    BatchShape batch;
+    int N;           // rows: B * T; of a packed batch, those of all its segments
     InFlight& in_flight;
     Buffer& input;   // of the chunk
     BlockActivations block(int l) const {  // of layer l of the chunk
@@ -167,9 +162,10 @@ struct Scratch {
 // what every layer's call needs
 struct LayerContext {
     const ModelShape& shape;
-    const TensorParallel& tp;
+    const Grid& grid;
     const Scratch& scratch;
     Stream stream;
+    int N;                    // rows of the micro-batch; a rank's share of the residual stream: grid.rows(N)
     bool accumulate = false;  // backward adds to parameter gradients; otherwise it sets them
     bool fp8 = false;         // --fp8: linear layers compute in 8 bits
 };

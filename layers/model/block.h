@@ -19,17 +19,16 @@
 #include "params.h"
 
 // 1. layer norm
-inline void ln1_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
-                        BatchShape batch) {
+inline void ln1_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx) {
     compute(LayerNormForward{.y = a.ln1, .stats = a.ln1_stats, .x = a.x, .w = w[LN1_W], .b = w[LN1_B],
-                             .N = ctx.tp.rows(batch.rows()), .C = ctx.shape.C}, ctx.stream);
+                             .N = ctx.grid.rows(ctx.N), .C = ctx.shape.C}, ctx.stream);
 }
 
 // --fp8: in a pass's first micro-batch (forward, stage.h), rounds the weight matrices to the 8-bit
 // copies that the GEMMs read
 inline void round_weights(const floatX* const* w, const LayerContext& ctx) {
     const Fp8Scratch& fp8 = ctx.scratch.fp8;
-    int C = ctx.shape.C, C_r = C / ctx.tp.group.size;
+    int C = ctx.shape.C, C_r = C / ctx.grid.t;
     compute(RoundWeight{.w = w[QKV_W], .fp8 = fp8, .C = C, .OC = 3 * C_r}, ctx.stream);
     compute(RoundWeight{.w = w[OUT_W], .fp8 = fp8, .C = C_r, .OC = C}, ctx.stream);
     compute(RoundWeight{.w = w[UP_W], .fp8 = fp8, .C = C, .OC = 4 * C_r}, ctx.stream);
@@ -38,19 +37,18 @@ inline void round_weights(const floatX* const* w, const LayerContext& ctx) {
 
 // Steps 1 to 3, from a.x to a.o. w[BlockTensor]: this rank's shards of the block's parameters. For packed
 // batches: packed_attention(), inference/packed_batch.h
-inline void block_attention(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx,
-                            BatchShape batch) {
+inline void block_attention(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx) {
     Stream s = ctx.stream;
-    int N = batch.rows(), C = ctx.shape.C, t = ctx.tp.group.size;
-    ln1_forward(a, w, ctx, batch);
+    int N = ctx.N, C = ctx.shape.C, t = ctx.grid.t;
+    ln1_forward(a, w, ctx);
 
     // 2. queries, keys and values of this rank's heads
-    const floatX* rows = gather_rows(ctx.tp, ctx.scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
+    const floatX* rows = gather_rows(ctx.grid, ctx.scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
     compute_linear(LinearForward{.y = a.qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C,
                                  .OC = 3 * C / t}, a.qkv_fp8, ctx);
 
     // 3. attention, head by head; only flash attention has an lse
-    AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
+    AttentionShape heads = {N / ctx.shape.T, ctx.shape.T, ctx.shape.NH / t, ctx.shape.HS()};
     if (a.lse) compute(FlashForward{.o = a.o, .lse = a.lse, .qkv = a.qkv, .a = heads}, s);
     else compute(AttentionForward{.o = a.o, .p = a.probabilities, .qkv = a.qkv, .a = heads}, s);
 }
@@ -61,21 +59,21 @@ inline void block_attention(const BlockActivations& a, const floatX* const* w, c
 inline const floatX* end_branch(LinearForward layer, const Fp8Inputs& fp8, const char* label,
                                 const LayerContext& ctx,
                                 std::source_location where = std::source_location::current()) {
-    bool adds_all = ctx.tp.group.size == 1 && !ctx.fp8;
+    bool adds_all = ctx.grid.t == 1 && !ctx.fp8;
     if (!adds_all) {
         layer.y = ctx.scratch.unreduced;
         layer.b = layer.residual = nullptr;
     }
     compute_linear(layer, fp8, ctx, where);
     if (adds_all) return nullptr;
-    return reduce_rows(ctx.tp, ctx.scratch.reduced, layer.y, layer.N, layer.OC, label, ctx.stream, where);
+    return reduce_rows(ctx.grid, ctx.scratch.reduced, layer.y, layer.N, layer.OC, label, ctx.stream, where);
 }
 
 // Steps 4 to 7; with those before, they compute all that backward reads
 inline void after_attention_forward(const BlockActivations& a, const floatX* const* w,
-                                    const LayerContext& ctx, BatchShape batch) {
+                                    const LayerContext& ctx) {
     Stream s = ctx.stream;
-    int N = batch.rows(), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
+    int N = ctx.N, C = ctx.shape.C, C_r = C / ctx.grid.t;
 
     // 4. output projection, added to the residual stream: mid; and 5. its layer norm. With t > 1 or --fp8 the
     // layer norm computes mid = residual + f + bias; otherwise f is nullptr, and x alone is read
@@ -83,24 +81,24 @@ inline void after_attention_forward(const BlockActivations& a, const floatX* con
                                                .C = C_r, .OC = C, .residual = a.x}, a.out_fp8,
                                  "sum of attention", ctx);
     compute(LayerNormForward{.y = a.ln2, .stats = a.ln2_stats, .x = a.mid, .w = w[LN2_W], .b = w[LN2_B],
-                             .N = ctx.tp.rows(N), .C = C, .mid = a.mid, .residual = a.x, .f = f,
+                             .N = ctx.grid.rows(N), .C = C, .mid = a.mid, .residual = a.x, .f = f,
                              .bias = w[OUT_B]}, s);
 
     // 6. up to this rank's share of 4C, and 7. GELU
-    const floatX* rows = gather_rows(ctx.tp, ctx.scratch.all_rows, a.ln2, N, C, "rows for up", s);
+    const floatX* rows = gather_rows(ctx.grid, ctx.scratch.all_rows, a.ln2, N, C, "rows for up", s);
     compute_linear(LinearGeluForward{.y = a.act, .up = a.up, .x = rows, .w = w[UP_W], .b = w[UP_B], .N = N,
                                      .C = C, .OC = 4 * C_r}, a.up_fp8, ctx);
 }
 
-// 8. down to C: y (N_r, C), the block's output
+// 8. down to C: y (N_r, C), the block's output. Full recomputation does not repeat this step
 inline void down_forward(floatX* y, const BlockActivations& a, const floatX* const* w,
-                         const LayerContext& ctx, BatchShape batch) {
-    int N = batch.rows(), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
+                         const LayerContext& ctx) {
+    int N = ctx.N, C = ctx.shape.C, C_r = C / ctx.grid.t;
     const floatX* f = end_branch(LinearForward{.y = y, .x = a.act, .w = w[DOWN_W], .b = w[DOWN_B], .N = N,
                                                .C = 4 * C_r, .OC = C, .residual = a.mid}, a.down_fp8,
                                  "sum of mlp", ctx);
     if (f)
-        compute(ResidualForward{.y = y, .residual = a.mid, .f = f, .bias = w[DOWN_B], .N = ctx.tp.rows(N),
+        compute(ResidualForward{.y = y, .residual = a.mid, .f = f, .bias = w[DOWN_B], .N = ctx.grid.rows(N),
                                 .C = C}, ctx.stream);
 }
 
@@ -113,7 +111,7 @@ inline bool recomputes_shared(const BlockActivations& a, const LayerContext& ctx
 // nullptr, as backward then reads what forward has left in 8 bits (a.up_fp8, a.qkv_fp8)
 inline const floatX* gathered_input(const LayerContext& ctx, const floatX* x, int N, const char* label) {
     if (ctx.fp8) return nullptr;
-    return gather_rows(ctx.tp, ctx.scratch.all_rows, x, N, ctx.shape.C, label, ctx.stream);
+    return gather_rows(ctx.grid, ctx.scratch.all_rows, x, N, ctx.shape.C, label, ctx.stream);
 }
 
 // w[tensor], g[tensor] (real): pointers into the flat buffers of parameters and gradients, by BlockTensor
@@ -135,10 +133,11 @@ inline const floatX* gathered_input(const LayerContext& ctx, const floatX* x, in
 
 // Steps 8 to 5: d_residual, the gradient of y, becomes that of mid
 inline void mlp_backward(floatX* d_residual, real* const* g, const BlockActivations& a,
-                         const floatX* const* w, const LayerContext& ctx, BatchShape batch) {
+                         const floatX* const* w, const LayerContext& ctx) {
     const Scratch& scratch = ctx.scratch;
+    const Grid& grid = ctx.grid;
     Stream s = ctx.stream;
-    int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C, C_r = C / ctx.tp.group.size;
+    int N = ctx.N, N_r = grid.rows(N), C = ctx.shape.C, C_r = C / grid.t;
     floatX* d_up = scratch.mlp_or_qkv;
 
     // 8. d_residual is also the gradient of the MLP branch
@@ -147,7 +146,7 @@ inline void mlp_backward(floatX* d_residual, real* const* g, const BlockActivati
 
     // 8. and 7. back through GELU
     if (recomputes_shared(a, ctx)) compute(GeluForward{.y = a.act, .x = a.up, .N = N, .C = 4 * C_r}, s);
-    const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, d_residual, N, C, "gradient rows for down", s);
+    const floatX* rows = gather_rows(grid, scratch.all_rows, d_residual, N, C, "gradient rows for down", s);
     compute_linear(LinearOfGeluBackward{.d_up = d_up, .dw = g[DOWN_W], .d_up_bias = g[UP_B], .dy = rows,
                                         .x = a.act, .up = a.up, .w = w[DOWN_W],
                                         .column_scratch = scratch.columns, .N = N, .C = 4 * C_r, .OC = C,
@@ -162,7 +161,7 @@ inline void mlp_backward(floatX* d_residual, real* const* g, const BlockActivati
                                   .x = gathered_input(ctx, a.ln2, N, "rows for up, again"), .w = w[UP_W],
                                   .N = N, .C = C, .OC = 4 * C_r, .accumulate = ctx.accumulate},
                    a.up_fp8, ctx);
-    floatX* d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.unreduced, N, C, "sum of up's gradient", s);
+    floatX* d_ln = reduce_rows(grid, scratch.reduced, scratch.unreduced, N, C, "sum of up's gradient", s);
 
     // 5. adds to d_residual
     compute(LayerNormBackward{.dx = d_residual, .dw = g[LN2_W], .db = g[LN2_B], .dy = d_ln, .x = a.mid,
@@ -172,21 +171,22 @@ inline void mlp_backward(floatX* d_residual, real* const* g, const BlockActivati
 
 // Steps 4 to 1: d_residual becomes the gradient of x
 inline void attention_backward(floatX* d_residual, real* const* g, const BlockActivations& a,
-                               const floatX* const* w, const LayerContext& ctx, BatchShape batch) {
+                               const floatX* const* w, const LayerContext& ctx) {
     const Scratch& scratch = ctx.scratch;
+    const Grid& grid = ctx.grid;
     Stream s = ctx.stream;
-    int N = batch.rows(), N_r = ctx.tp.rows(N), t = ctx.tp.group.size, C = ctx.shape.C, C_r = C / t;
+    int N = ctx.N, N_r = grid.rows(N), t = grid.t, C = ctx.shape.C, C_r = C / t;
     floatX *d_qkv = scratch.mlp_or_qkv, *d_o = scratch.unreduced;
 
     // 4. d_residual is also the gradient of the attention branch
     compute(BiasBackward{.db = g[OUT_B], .dy = d_residual, .column_scratch = scratch.columns, .N = N_r,
                          .C = C, .accumulate = ctx.accumulate}, s);
-    const floatX* rows = gather_rows(ctx.tp, scratch.all_rows, d_residual, N, C, "gradient rows for out", s);
+    const floatX* rows = gather_rows(grid, scratch.all_rows, d_residual, N, C, "gradient rows for out", s);
     compute_linear(LinearBackward{.dx = d_o, .dw = g[OUT_W], .dy = rows, .x = a.o, .w = w[OUT_W], .N = N,
                                   .C = C_r, .OC = C, .accumulate = ctx.accumulate}, a.out_fp8, ctx);
 
     // 3. attention, and the gradient of QKV_B: d_qkv's column sums
-    AttentionShape heads = {batch.B, batch.T, ctx.shape.NH / t, ctx.shape.HS()};
+    AttentionShape heads = {N / ctx.shape.T, ctx.shape.T, ctx.shape.NH / t, ctx.shape.HS()};
     if (a.lse)
         compute(FlashBackward{.dqkv = d_qkv, .scratch = scratch.flash, .dout = d_o, .o = a.o, .lse = a.lse,
                               .qkv = a.qkv, .a = heads, .db = g[QKV_B], .column_scratch = scratch.columns,
@@ -197,12 +197,12 @@ inline void attention_backward(floatX* d_residual, real* const* g, const BlockAc
                                   .column_scratch = scratch.columns, .accumulate = ctx.accumulate}, s);
 
     // 2.
-    if (recomputes_shared(a, ctx)) ln1_forward(a, w, ctx, batch);
+    if (recomputes_shared(a, ctx)) ln1_forward(a, w, ctx);
     compute_linear(LinearBackward{.dx = scratch.unreduced, .dw = g[QKV_W], .dy = d_qkv,
                                   .x = gathered_input(ctx, a.ln1, N, "rows for qkv, again"), .w = w[QKV_W],
                                   .N = N, .C = C, .OC = 3 * C_r, .accumulate = ctx.accumulate},
                    a.qkv_fp8, ctx);
-    floatX* d_ln = reduce_rows(ctx.tp, scratch.reduced, scratch.unreduced, N, C, "sum of qkv's gradient", s);
+    floatX* d_ln = reduce_rows(grid, scratch.reduced, scratch.unreduced, N, C, "sum of qkv's gradient", s);
 
     // 1. adds to d_residual
     compute(LayerNormBackward{.dx = d_residual, .dw = g[LN1_W], .db = g[LN1_B], .dy = d_ln, .x = a.x,

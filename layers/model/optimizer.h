@@ -45,14 +45,9 @@ inline double scheduled_rate(const OptimizerOptions& o, double tokens) {
 // ---- what this rank owns ---------------------------------------------------------------------------------
 
 // a rank's slice of each bucket
-inline std::vector<Slice> owned_slices(const ParameterTable& table, int owner) {
+inline std::vector<Slice> owned_slices(const ParameterTable& table, int owner, int shards) {
     std::vector<Slice> out;
-    long state = 0;
-    for (auto& bucket : table.buckets) {
-        long n = bucket.elements / table.layout.optimizer_shards;
-        out.push_back({bucket.offset + owner * n, n, state, bucket.global_id, square_sum_part_count(n)});
-        state += n;
-    }
+    for (auto& bucket : table.buckets) out.push_back(slice_of(bucket, owner, shards));
     return out;
 }
 
@@ -63,7 +58,6 @@ struct Optimizer {
     Allocation memory = {};           // see run/allocate.h
     long elements;  // in each of low_bits, m and v
     int owner;      // this rank's index among those that shard the state
-    int tensors;
     std::vector<Slice> slices;
     // on the device: flags per 128 elements; slices; sums: of squares per bucket; last, the sum of losses;
     // sum_parts: partial sums of squares
@@ -85,10 +79,9 @@ struct Optimizer {
     explicit Optimizer(Model& model)
         : moment_bytes(model.setup.bf16_moments ? sizeof(bf16) : model.setup.precision.real),
           low_bytes(model.setup.precision.master() && model.setup.master_weights ? sizeof(uint16_t) : 0),
-          elements(model.table.elements / model.table.layout.optimizer_shards),
-          owner(model.table.layout.optimizer_shards > 1 ? model.grid.data : 0),
-          tensors((int)model.table.list.size()),
-          slices(owned_slices(model.table, owner)) {}
+          elements(model.table.elements / model.setup.optimizer_shards),
+          owner(model.setup.optimizer_shards > 1 ? model.grid.data : 0),
+          slices(owned_slices(model.table, owner, model.setup.optimizer_shards)) {}
     Optimizer(const Optimizer&) = delete;
     ~Optimizer() {
         device_free(memory.base);
@@ -124,10 +117,10 @@ struct Optimizer {
 // ---- the update ------------------------------------------------------------------------------------------
 
 // the gradients of tensors that every tensor-parallel rank holds: sums them, or makes its copies equal
-inline void reduce_replicated(Model& model, const comm::Group& group, comm::Op op) {
+inline void reduce_replicated(Model& model, const comm::Group& group, comm::ReduceOp op) {
     comm::group_begin();
     for (auto& p : model.table.list)
-        if (!p.split)
+        if (!p.is_split())
             comm::all_reduce(group, model.gradients + p.offset, p.size, op, p.name.c_str(), model.stream);
     comm::group_end();
 }
@@ -142,22 +135,23 @@ inline void complete_gradients(Model& model) {
 
     // tensors that are not split: partial sums -> whole sums (with a sharded optimizer, only in the owned
     // slice, which has been summed over d: the rest is not read)
-    bool partial = model.tp.sequence_parallel;
-    int shards = model.table.layout.optimizer_shards;
-    if (partial) reduce_replicated(model, grid.tp, comm::Op::Sum);
+    bool partial = grid.sequence_parallel;
+    int shards = model.setup.optimizer_shards;
+    if (partial) reduce_replicated(model, grid.tp, comm::ReduceOp::Sum);
     // An all-reduce gives all ranks of its group the same bits (NCCL's, Open MPI's and MPICH's do, although
     // MPI does not promise it; --check-every would notice). Copies that different
     // groups have summed, over d or t, may differ: NCCL's order may differ from group to group, and with it a
     // sum of more than two terms. So all take the largest of the copies
-    if (!partial && grid.t > 1 && grid.d > 2) reduce_replicated(model, grid.tp, comm::Op::Max);
-    if (partial && grid.t > 2 && grid.d > 1 && shards == 1) reduce_replicated(model, grid.dp, comm::Op::Max);
+    if (!partial && grid.t > 1 && grid.d > 2) reduce_replicated(model, grid.tp, comm::ReduceOp::Max);
+    if (partial && grid.t > 2 && grid.d > 1 && shards == 1)
+        reduce_replicated(model, grid.dp, comm::ReduceOp::Max);
     if (!grid.holds_tied()) return;
 
     const Bucket& bucket = model.table.buckets[model.table.list[model.table.wte].bucket];
-    long slice = bucket.elements / shards;
-    real* mine = model.gradients + bucket.offset + (shards > 1 ? grid.data * slice : 0);
+    Slice mine = slice_of(bucket, shards > 1 ? grid.data : 0, shards);
     // first stage: gradient from the lookup; last stage: from the logits -> both: the sum
-    comm::all_reduce(grid.tied, mine, slice, comm::Op::Sum, "tied embedding", model.stream);
+    comm::all_reduce(grid.tied, model.gradients + mine.at, mine.n, comm::ReduceOp::Sum, "tied embedding",
+                     model.stream);
 }
 
 // The device computes the norm, the clipping scale and whether to update, from the sums of squares per bucket
@@ -173,7 +167,7 @@ inline void compute_decision(Model& model, Optimizer& optimizer) {
                        .flags = optimizer.flags, .slices = optimizer.device_slices,
                        .count = (int)optimizer.slices.size(), .sum_count = buckets,
                        .all = model.table.elements, .n = optimizer.elements}, model.stream);
-    comm::all_reduce(model.grid.world, optimizer.sums, buckets + 1, comm::Op::Sum, "norm and loss",
+    comm::all_reduce(model.grid.world, optimizer.sums, buckets + 1, comm::ReduceOp::Sum, "norm and loss",
                      model.stream);
     compute(DecideUpdate{.decision = optimizer.decision, .sums = optimizer.sums, .count = buckets,
                          .hyper = optimizer.hyper}, model.stream);
@@ -195,19 +189,17 @@ inline void update_parameters(Model& model, Optimizer& optimizer) {
         });
     };
     // not sharded: the slices are whole buckets, one after another, and one launch covers them all
-    if (model.table.layout.optimizer_shards == 1) return update(optimizer.slices[0], optimizer.elements);
+    if (model.setup.optimizer_shards == 1) return update(optimizer.slices[0], optimizer.elements);
 
     for (size_t bucket = 0; bucket < model.table.buckets.size(); bucket++) {
-        update(optimizer.slices[bucket], optimizer.slices[bucket].n);
-        const Bucket& b = model.table.buckets[bucket];
-        long slice = b.elements / model.grid.d;
-        floatX* w = model.weights + b.offset;
+        const Slice& mine = optimizer.slices[bucket];
+        update(mine, mine.n);
 
         Section gathering({.pass = Pass::Gather, .bucket = (int)bucket}, model.stream);
         comm::wait_stream(model.grid.dp_stream, model.stream);
         // this rank's slice -> all slices, overlapped with the next forward
-        comm::all_gather(model.grid.dp, w, w + model.grid.data * slice, slice, "parameters",
-                         model.grid.dp_stream);
+        comm::all_gather(model.grid.dp, model.weights + model.table.buckets[bucket].offset,
+                         model.weights + mine.at, mine.n, "parameters", model.grid.dp_stream);
         model.parameters_gathered[bucket] = comm::record_event(model.grid.dp_stream);
     }
 }

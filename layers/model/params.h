@@ -17,7 +17,7 @@
 #include <cmath>
 #include <string>
 #include <vector>
-#include "../base/check.h"
+#include "../../comm/grid.h"
 
 // layers L, hidden size C, heads NH, tokens in a sequence T, vocabulary V, which is padded to Vp
 struct ModelShape {
@@ -30,16 +30,19 @@ struct Parameter {
     std::string name;
     // of the whole tensor, as in checkpoints: QKV's rows are ordered by head, then q, k, v; V is unpadded
     std::vector<long> shape;
-    std::vector<long> start, count;  // this rank's shard in it
-    bool split;                      // sharded over tensor-parallel ranks; otherwise replicated
-    long size;                       // elements in the flat buffer; more than the shard has if V is padded
-    bool decay;                      // takes part in weight decay: all but biases and layer norms
-    double init_std;                 // of the initial normal distribution; 0: all `constant`
-    double constant;
-    long offset;                     // first element in the flat buffers
-    int bucket;                      // index in this rank's buckets
-    int global_id;                   // index in the whole model's table
-    bool is_copy;                    // another stage's parameter, replicated here
+    int split_dim = -1;              // the dimension sharded over tensor-parallel ranks; -1: replicated
+    double init_std = 0;             // of the initial normal distribution; 0: all `constant`
+    double constant = 0;
+    // the table's part:
+    std::vector<long> start = {}, count = {};  // this rank's shard of the tensor
+    long size = 0;                   // elements in the flat buffer; more than the shard has if V is padded
+    long offset = 0;                 // first element in the flat buffers
+    int bucket = 0;                  // index in this rank's buckets
+    int global_id = 0;               // index in the whole model's table
+    bool is_copy = false;            // another stage's parameter, replicated here
+
+    bool is_split() const { return split_dim >= 0; }
+    bool decays() const { return init_std > 0; }  // weight decay: all but biases and layer norms
     static long product(const std::vector<long>& dims) {
         long n = 1;
         for (long dim : dims) n *= dim;
@@ -51,15 +54,6 @@ struct Parameter {
 
 struct Bucket { long offset, elements; int global_id; };  // global_id: index in the whole model
 
-// how a model is distributed over ranks
-struct Layout {
-    int t = 1, tensor = 0;          // tensor-parallel ranks, and this rank's index among them
-    // data-parallel ranks that each own a slice of every bucket (ZeRO-1); 1: not sharded
-    int optimizer_shards = 1;
-    int p = 1, stage = 0, v = 1;    // pipeline stages, this rank's stage, model chunks per stage
-    int chunk_layers(int L) const { return L / (p * v); }
-};
-
 // ---- a block's tensors -----------------------------------------------------------------------------------
 
 enum BlockTensor { LN1_W, LN1_B, QKV_W, QKV_B, OUT_W, OUT_B, LN2_W, LN2_B, UP_W, UP_B, DOWN_W, DOWN_B,
@@ -68,38 +62,30 @@ enum BlockTensor { LN1_W, LN1_B, QKV_W, QKV_B, OUT_W, OUT_B, LN2_W, LN2_B, UP_W,
 // tensors of the LM head
 enum { LNF_W, LNF_B, LOGITS_W, lm_head_tensors };
 
-// N(0, s) with s = sqrt(1 / (3 C)); the two projections that feed the residual stream get s / sqrt(2 L)
-// (arXiv 2201.11990, section 3); biases 0, layer norm weights 1
-enum class Init { Zero, One, Normal, Residual };
+// Weights begin as N(0, s) with s = sqrt(1 / (3 C)); the two projections that feed the residual stream get
+// s / sqrt(2 L) (arXiv 2201.11990, section 3); biases 0, layer norm weights 1
+inline double normal_std(const ModelShape& s) { return std::sqrt(1.0 / (3.0 * s.C)); }
 
-// a tensor of the whole model, as the table is made from it
-struct TensorRow {
-    std::string name;
-    std::vector<long> shape;
-    int split;  // the dimension sharded over tensor-parallel ranks; -1: replicated
-    Init init;
-    long rows = 0;  // size of dimension 0 with padding; 0: no padding
-};
-
-// of layer l, by BlockTensor
-inline std::vector<TensorRow> block_rows(const ModelShape& s, int l) {
+// of layer l, by BlockTensor: name, shape, split_dim, init_std, constant
+inline std::vector<Parameter> block_rows(const ModelShape& s, int l) {
     std::string h = "h." + std::to_string(l) + ".";
     long C = s.C, NH = s.NH, HS = s.HS();
-    std::vector<TensorRow> rows(block_tensors);
-    rows[LN1_W] = {h + "ln_1.weight", {C}, -1, Init::One};
-    rows[LN1_B] = {h + "ln_1.bias", {C}, -1, Init::Zero};
-    rows[QKV_W] = {h + "attn.c_attn.weight", {NH, 3, HS, C}, 0, Init::Normal};
-    rows[QKV_B] = {h + "attn.c_attn.bias", {NH, 3, HS}, 0, Init::Zero};
-    rows[OUT_W] = {h + "attn.c_proj.weight", {C, NH, HS}, 1, Init::Residual};
-    rows[OUT_B] = {h + "attn.c_proj.bias", {C}, -1, Init::Zero};
-    rows[LN2_W] = {h + "ln_2.weight", {C}, -1, Init::One};
-    rows[LN2_B] = {h + "ln_2.bias", {C}, -1, Init::Zero};
-    rows[UP_W] = {h + "mlp.c_fc.weight", {4 * C, C}, 0, Init::Normal};
-    rows[UP_B] = {h + "mlp.c_fc.bias", {4 * C}, 0, Init::Zero};
-    rows[DOWN_W] = {h + "mlp.c_proj.weight", {C, 4 * C}, 1, Init::Residual};
-    rows[DOWN_B] = {h + "mlp.c_proj.bias", {C}, -1, Init::Zero};
+    double normal = normal_std(s), residual = normal / std::sqrt(2.0 * s.L);
+    std::vector<Parameter> rows(block_tensors);
+    rows[LN1_W] = {h + "ln_1.weight", {C}, -1, 0, 1};
+    rows[LN1_B] = {h + "ln_1.bias", {C}};
+    rows[QKV_W] = {h + "attn.c_attn.weight", {NH, 3, HS, C}, 0, normal};
+    rows[QKV_B] = {h + "attn.c_attn.bias", {NH, 3, HS}, 0};
+    rows[OUT_W] = {h + "attn.c_proj.weight", {C, NH, HS}, 1, residual};
+    rows[OUT_B] = {h + "attn.c_proj.bias", {C}};
+    rows[LN2_W] = {h + "ln_2.weight", {C}, -1, 0, 1};
+    rows[LN2_B] = {h + "ln_2.bias", {C}};
+    rows[UP_W] = {h + "mlp.c_fc.weight", {4 * C, C}, 0, normal};
+    rows[UP_B] = {h + "mlp.c_fc.bias", {4 * C}, 0};
+    rows[DOWN_W] = {h + "mlp.c_proj.weight", {C, 4 * C}, 1, residual};
+    rows[DOWN_B] = {h + "mlp.c_proj.bias", {C}};
 
-    for (const TensorRow& row : rows)
+    for (const Parameter& row : rows)
         if (row.shape.empty()) fail("a tensor of BlockTensor has no row in block_rows() (params.h): add it");
     return rows;
 }
@@ -107,8 +93,6 @@ inline std::vector<TensorRow> block_rows(const ModelShape& s, int l) {
 // ---- the table -------------------------------------------------------------------------------------------
 
 struct ParameterTable {
-    ModelShape shape;
-    Layout layout;
     std::vector<Parameter> list;  // wte, wpe, each block's, the final layer norm's two; wte's copy
     std::vector<Bucket> buckets;
     long elements = 0;    // in a flat buffer, padding between tensors included
@@ -118,41 +102,33 @@ struct ParameterTable {
     int wte = -1, wpe = -1, blocks = -1, lnf = -1;  // index of the first of each in `list`; -1: not here
 
     // on other stages, it and its tensors are only counted
-    void add_bucket(bool is_mine, const std::vector<TensorRow>& rows) {
+    void add_bucket(bool is_mine, const std::vector<Parameter>& rows, const Grid& grid,
+                    int optimizer_shards) {
         if (is_mine) buckets.push_back({elements, 0, bucket_ids});
         bucket_ids++;
-        for (const TensorRow& row : rows) add_tensor(is_mine, row);
+        for (const Parameter& row : rows) add_tensor(is_mine, row, grid);
         if (!is_mine) return;
-        long unit = 128L * layout.optimizer_shards;
+        long unit = 128L * optimizer_shards;
         buckets.back().elements = (elements - buckets.back().offset + unit - 1) / unit * unit;
         elements = buckets.back().offset + buckets.back().elements;
     }
 
-    void add_tensor(bool is_mine, const TensorRow& row) {
-        long rows = row.rows ? row.rows : row.shape[0];
-        long size = Parameter::product(row.shape) / row.shape[0] * rows;  // with padding
-        count += size;
-        int id = tensors++;
+    // p: a row, with a size if it is padded
+    void add_tensor(bool is_mine, Parameter p, const Grid& grid) {
+        if (!p.size) p.size = Parameter::product(p.shape);
+        count += p.size;
+        p.global_id = tensors++;
         if (!is_mine) return;
 
-        bool is_split = row.split >= 0, is_matrix = row.init == Init::Normal || row.init == Init::Residual;
-        double normal = std::sqrt(1.0 / (3.0 * shape.C)), residual = normal / std::sqrt(2.0 * shape.L);
-        Parameter p = {};
-        p.name = row.name;
-        p.shape = p.count = row.shape;
-        p.start = std::vector<long>(row.shape.size(), 0);
-        p.split = is_split;
-        p.decay = is_matrix;
-        p.init_std = !is_matrix ? 0 : row.init == Init::Residual ? residual : normal;
-        p.constant = row.init == Init::One;
-        p.global_id = id;
-        p.size = size / (is_split ? layout.t : 1);
+        p.start.resize(p.shape.size());
+        p.count = p.shape;
         // equal shards of the padded tensor: the last ones may hold fewer real rows, or none
-        if (is_split) {
-            long whole = row.shape[row.split], part = (row.split == 0 ? rows : whole) / layout.t;
-            long begin = part * layout.tensor;
-            p.start[row.split] = std::min(begin, whole);
-            p.count[row.split] = std::min(begin + part, whole) - p.start[row.split];
+        if (p.is_split()) {
+            long whole = p.shape[p.split_dim], each = Parameter::product(p.shape) / whole;
+            p.size /= grid.t;
+            long part = p.size / each, begin = part * grid.tensor;
+            p.start[p.split_dim] = std::min(begin, whole);
+            p.count[p.split_dim] = std::min(begin + part, whole) - p.start[p.split_dim];
         }
         p.offset = elements;
         p.bucket = (int)buckets.size() - 1;
@@ -166,32 +142,35 @@ struct ParameterTable {
     }
 };
 
-inline ParameterTable parameter_table(const ModelShape& shape, Layout layout = {}) {
+// of this rank's place in the grid; optimizer_shards, chunks: as in Setup (activations.h)
+inline ParameterTable parameter_table(const ModelShape& shape, const Grid& grid = {},
+                                      int optimizer_shards = 1, int chunks = 1) {
     ParameterTable table;
-    table.shape = shape;
-    table.layout = layout;
     long C = shape.C;
-    bool first = layout.stage == 0, last = layout.stage == layout.p - 1;
-    int layers = layout.chunk_layers(shape.L);
+    bool first = grid.is_first_stage(), last = grid.is_last_stage();
+    int layers = shape.L / (grid.p * chunks);  // of a chunk
     auto next = [&] { return (int)table.list.size(); };
+    auto add = [&](bool is_mine, const std::vector<Parameter>& rows) {
+        table.add_bucket(is_mine, rows, grid, optimizer_shards);
+    };
 
-    std::vector<TensorRow> wte = {{"wte.weight", {shape.V, C}, 0, Init::Normal, shape.Vp}};
+    Parameter wte = {"wte.weight", {shape.V, C}, 0, normal_std(shape)};
+    wte.size = shape.Vp * C;
     if (first) table.wte = next();
-    table.add_bucket(first, wte);
+    add(first, {wte});
     if (first) table.wpe = next();
-    table.add_bucket(first, {{"wpe.weight", {shape.T, C}, -1, Init::Normal}});
+    add(first, {{"wpe.weight", {shape.T, C}, -1, normal_std(shape)}});
 
     table.blocks = next();
-    for (int l = 0; l < shape.L; l++)
-        table.add_bucket(l / layers % layout.p == layout.stage, block_rows(shape, l));
+    for (int l = 0; l < shape.L; l++) add(l / layers % grid.p == grid.stage, block_rows(shape, l));
 
     if (last) table.lnf = next();
-    table.add_bucket(last, {{"ln_f.weight", {C}, -1, Init::One}, {"ln_f.bias", {C}, -1, Init::Zero}});
+    add(last, {{"ln_f.weight", {C}, -1, 0, 1}, {"ln_f.bias", {C}}});
 
     // the last stage's copy of wte: counted on the first stage, and the same tensor and bucket as there
     if (last && !first) {
         table.wte = next();
-        table.add_bucket(true, wte);
+        add(true, {wte});
         table.list.back().is_copy = true;
         table.list.back().global_id = table.buckets.back().global_id = 0;
         table.count -= shape.Vp * C;

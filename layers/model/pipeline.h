@@ -1,6 +1,7 @@
 // pipeline.h   executes a pipeline schedule: a stage's instructions, one after the other
-//   A message is (N_r, C) values of the residual stream or of its gradient. If every tensor-parallel rank
-//   holds all rows (no sequence parallelism), each sends 1/t of the values, and the receivers gather them.
+//   A message is the residual stream's N C values, or their gradient, of which each tensor-parallel rank
+//   sends 1/t: with sequence parallelism the rows that it holds; otherwise its part of the rows that all
+//   hold, which the receivers gather.
 //   What runs concurrently, and who waits for whom:
 //     stream           carries                               waits for
 //     compute          layers, tensor-parallel calls,        a message, where its buffer is read (received)
@@ -21,27 +22,7 @@
 #include "../../comm/schedule.h"
 #include "stage.h"
 
-// the micro-batches of a pass, whose sizes every stage knows, and how one passes through a chunk
-struct MicroBatches {
-    std::vector<BatchShape> sizes;
-    std::function<void(MicroBatch&)> load;     // its tokens, if this chunk reads them
-    std::function<void(MicroBatch&)> forward;  // called when its input has arrived
-};
-
-// those whose tokens put_tokens_on_host() has stored; dloss: as in run_schedule()
-inline MicroBatches token_batches(Model& model, const std::vector<BatchShape>& sizes, real dloss) {
-    return {sizes, [&model](MicroBatch& mb) { copy_tokens(model, mb); },
-            [&model, dloss](MicroBatch& mb) { forward(model, mb, dloss); }};
-}
-
 // ---- messages --------------------------------------------------------------------------------------------
-
-struct MessagePart { long offset, n; };  // the part of a message's values that this rank sends or receives
-inline MessagePart message_part(const Model& model, BatchShape batch) {
-    long values = (long)model.tp.rows(batch.rows()) * model.shape.C;
-    if (model.tp.sequence_parallel) return {0, values};
-    return {values / model.grid.t * model.grid.tensor, values / model.grid.t};
-}
 
 struct Message {
     Link& link;
@@ -60,15 +41,21 @@ inline Message message_of(Model& model, const Instruction& op) {
     }
 }
 
-inline void post_message(Model& model, const Instruction& op, BatchShape batch) {
+// the n values of a buffer that this rank sends or receives
+inline floatX* own_values(const Model& model, const Buffer& buffer, long n) {
+    return buffer.x + (model.grid.sequence_parallel ? 0 : n * model.grid.tensor);
+}
+
+// N: rows of the micro-batch
+inline void post_message(Model& model, const Instruction& op, int N) {
     Section section({Pass::Message, op.micro_batch, op.chunk}, model.stream);
     Message m = message_of(model, op);
-    MessagePart part = message_part(model, batch);
     if (!op.sends()) await_sent(model, m.buffer);
     comm::wait_stream(m.link.stream, model.stream);
-    floatX* values = m.buffer.x + part.offset;
-    if (op.sends()) comm::send(m.link.group, values, part.n, 1, m.label, m.link.stream);
-    else comm::receive(m.link.group, values, part.n, 0, m.label, m.link.stream);
+    long n = (long)N * model.shape.C / model.grid.t;
+    floatX* values = own_values(model, m.buffer, n);
+    if (op.sends()) comm::send(m.link.group, values, n, 1, m.label, m.link.stream);
+    else comm::receive(m.link.group, values, n, 0, m.label, m.link.stream);
 }
 
 // Posts the exchange that begins at list[at], and returns its last index. Neighbours do not deadlock, because
@@ -79,11 +66,11 @@ inline void post_message(Model& model, const Instruction& op, BatchShape batch) 
 // group_begin/end only post them together: comm_nccl.cpp makes an NCCL group of each communicator's calls,
 // and the device has room for all of them at once (comm/mpi/nccl_start.h)
 inline size_t exchange_messages(Model& model, const std::vector<Instruction>& list, size_t at,
-                                const MicroBatches& all) {
+                                const std::vector<int>& rows) {
     size_t end = at;
     while (end + 1 < list.size() && list[end + 1].exchange == list[at].exchange) end++;
     comm::group_begin();
-    for (size_t i = at; i <= end; i++) post_message(model, list[i], all.sizes[list[i].micro_batch]);
+    for (size_t i = at; i <= end; i++) post_message(model, list[i], rows[list[i].micro_batch]);
     comm::group_end();
     for (size_t i = at; i <= end; i++) {
         Message m = message_of(model, list[i]);
@@ -93,14 +80,14 @@ inline size_t exchange_messages(Model& model, const std::vector<Instruction>& li
 }
 
 // waits for a received message; if this rank received only 1/t of it, gathers the rest
-inline void await_message(Model& model, Buffer& buffer, const char* label, BatchShape batch) {
+inline void await_message(Model& model, Buffer& buffer, const char* label, int N) {
     if (!buffer.received.comm_stream) return;
     comm::wait_event(model.stream, buffer.received, label);
     buffer.received = {};
-    if (model.tp.sequence_parallel || model.grid.t == 1) return;
-    MessagePart part = message_part(model, batch);
+    if (model.grid.sequence_parallel || model.grid.t == 1) return;
+    long n = (long)N * model.shape.C / model.grid.t;
     // this rank's 1/t of the values -> all values
-    comm::all_gather(model.grid.tp, buffer.x, buffer.x + part.offset, part.n, label, model.stream);
+    comm::all_gather(model.grid.tp, buffer.x, own_values(model, buffer, n), n, label, model.stream);
 }
 
 // After a schedule: the compute stream (over MPI, the host) waits until no message is in transit between
@@ -108,42 +95,39 @@ inline void await_message(Model& model, Buffer& buffer, const char* label, Batch
 // of a run; MPI cannot finish before every send has completed
 inline void finish_messages(Model& model) {
     Grid& grid = model.grid;
-    if (grid.p == 1) return;
     for (Link* link : {&grid.forward_in, &grid.forward_out, &grid.backward_in, &grid.backward_out})
         if (link->stream) comm::wait_event(model.stream, comm::record_event(link->stream), "messages");
 }
 
 // ---- the schedule ----------------------------------------------------------------------------------------
 
-// Runs all micro-batches through this rank's stage; the last stage adds to the losses. dloss: gradient of a
-// token's loss; 0: no gradients wanted
-inline void run_schedule(Model& model, const Schedule& schedule, const MicroBatches& all, real dloss) {
+// Runs micro-batches of these rows through this rank's stage; the last stage sets each token's loss. dloss:
+// gradient of a token's loss; 0: no gradients wanted. Evaluation loads tokens and computes a chunk's forward,
+// when its input has arrived, in a way of its own
+inline void run_schedule(Model& model, const Schedule& schedule, const std::vector<int>& rows, real dloss,
+                         const std::function<void(MicroBatch&)>& load = {},
+                         const std::function<void(MicroBatch&)>& pass = {}) {
     for (size_t i = 0; i < schedule.list.size(); i++) {
         const Instruction& op = schedule.list[i];
         if (!op.computes()) {
-            i = exchange_messages(model, schedule.list, i, all);
+            i = exchange_messages(model, schedule.list, i, rows);
             continue;
         }
 
         MicroBatch mb = {op.micro_batch, op.micro_batch == schedule.shape.micro_batches - 1, op.chunk,
-                         all.sizes[op.micro_batch], model.in_flight[op.slot], model.inputs[op.input]};
+                         rows[op.micro_batch], model.in_flight[op.slot], model.inputs[op.input]};
 
-        PlaceScope here({Pass(op.kind), op.micro_batch, op.chunk});
-        if (op.kind == Instruction::Forward) {
-            all.load(mb);
-            await_message(model, mb.input, "activations", mb.batch);
-            all.forward(mb);
+        bool is_forward = op.kind == Instruction::Forward;
+        PlaceScope here({is_forward ? Pass::Forward : Pass::Backward, op.micro_batch, op.chunk});
+        if (is_forward) {
+            load ? load(mb) : copy_tokens(model, mb);
+            await_message(model, mb.input, "activations", mb.N);
+            pass ? pass(mb) : forward(model, mb, dloss);
         } else {
             mb.dx_buffer = &model.dx_buffers[op.dx];
-            await_message(model, *mb.dx_buffer, "activation gradients", mb.batch);
+            await_message(model, *mb.dx_buffer, "activation gradients", mb.N);
             backward(model, mb, dloss);
         }
     }
     finish_messages(model);
-}
-
-// forward and backward of a step's micro-batches
-inline void run_pipeline(Model& model, const Schedule& schedule, int micro_batches, real dloss) {
-    std::vector<BatchShape> sizes(micro_batches, {model.setup.B, model.shape.T});
-    run_schedule(model, schedule, token_batches(model, sizes, dloss), dloss);
 }

@@ -22,18 +22,16 @@ struct Model {
     ModelShape shape;
     Grid grid;
     Setup setup;
-    TensorParallel tp;
     ParameterTable table;
 
     floatX* weights = nullptr;
     real* gradients = nullptr;
-    Fp8Weights fp8 = {};  // with --fp8: 8-bit copies of the blocks' matrices; with --fp8-lm-head, of wte too
-    // wte's gradient has two parts, as wte is the embedding and the LM head. This receives the logits' part:
-    //   p = 1, some step of the run has several micro-batches (sums_wte_apart()): a buffer of its own. In
-    //     each the LM head sets it, or adds; gradient(wte), cleared in the first, receives the lookups' part,
-    //     and after the last also this: in the order of any p, so that with d = 1 steps are the same bits
-    //   p = 1 otherwise: gradient(wte). The LM head sets it, the lookups add: also the same bits
-    //   p > 1: gradient(wte) of the last stage's copy, nullptr elsewhere; the first stage's has the lookups'
+    // wte's gradient has two parts, from the lookups and, as wte is also the LM head, from the logits. This
+    // receives the logits' part:
+    //   p > 1: gradient(wte) of the last stage's copy; nullptr elsewhere
+    //   p = 1, and one micro-batch in every step: gradient(wte), to which the lookups then add
+    //   p = 1, and several: a buffer of its own, added to gradient(wte) after the last micro-batch
+    // So the parts are summed in the order of p > 1, and with d = 1 steps are the same bits for any p
     real* wte_gradient_from_logits = nullptr;
 
     // of each block, by layer over all chunks of this rank, and of the LM head: pointers into the above
@@ -44,7 +42,6 @@ struct Model {
 
     std::vector<InFlight> in_flight;
     std::vector<Buffer> inputs, dx_buffers;
-    BlockActivations shared_activations;  // with recomputation or --fp8: what all layers share
     LmHeadActivations lm_head;      // on the last stage
     floatX* gathered_logits;        // over the whole vocabulary: (logit_rows, Vp) with a KV cache, else (Vp)
     Scratch scratch;
@@ -61,11 +58,11 @@ struct Model {
 
     Model(const ModelShape& shape, const Grid& grid, const Setup& setup)
         : shape(shape), grid(grid), setup(setup),
-          tp{grid.tp, setup.sequence_parallel && grid.t > 1},
-          table(parameter_table(shape, {grid.t, grid.tensor, setup.optimizer_shards, grid.p, grid.stage,
-                                        setup.chunks})),
+          table(parameter_table(shape, grid, setup.optimizer_shards, setup.chunks)),
           in_flight(setup.slots), inputs(setup.inputs), dx_buffers(setup.dx_buffers),
-          parameters_gathered(table.buckets.size()) {}
+          parameters_gathered(table.buckets.size()) {
+        this->grid.sequence_parallel = setup.sequence_parallel && grid.t > 1;
+    }
     Model(const Model&) = delete;
     ~Model() {
         for (auto& each : memory) device_free(each.base);
@@ -73,7 +70,7 @@ struct Model {
         if (stream) destroy_stream(stream);
     }
 
-    int chunk_layers() const { return table.layout.chunk_layers(shape.L); }
+    int chunk_layers() const { return shape.L / (grid.p * setup.chunks); }
     bool is_first_chunk(int chunk) const { return grid.is_first_stage() && chunk == 0; }
     bool is_last_chunk(int chunk) const { return grid.is_last_stage() && chunk == setup.chunks - 1; }
     // layer l of a chunk, as an index into the whole model's layers
@@ -85,12 +82,12 @@ struct Model {
     bool sorts_tokens() const { return setup.training && grid.is_first_stage(); }  // for wte's gradient
     bool loads_tokens() const { return grid.is_first_stage() || grid.is_last_stage(); }
     // ints of a micro-batch: tokens, targets (N each) and, if sorted, sorted_rows (N), run_starts (N + 1)
-    long token_ints() const { return (sorts_tokens() ? 4L : 2L) * max_rows() + sorts_tokens(); }
+    long token_ints() const { return sorts_tokens() ? 4L * max_rows() + 1 : 2L * max_rows(); }
 
     bool sums_wte_apart() const { return grid.p == 1 && setup.several_micro_batches; }
-    // rows: how rows are distributed over t, where that differs from training (inference)
-    LayerContext context(bool accumulate = false, const TensorParallel* rows = nullptr) const {
-        return {shape, rows ? *rows : tp, scratch, stream, accumulate, setup.fp8};
+    // of a micro-batch of N rows. other: the grid where rows are distributed differently (generation)
+    LayerContext context(int N, bool accumulate = false, const Grid* other = nullptr) const {
+        return {shape, other ? *other : grid, scratch, stream, N, accumulate, setup.fp8};
     }
 
     const floatX* weight(int parameter) const { return weights + table.list[parameter].offset; }
@@ -134,17 +131,18 @@ inline int sample_index(const Model& model, int micro_batch, int b) {
 // samples (B, T + 1) -> tokens and targets, and the tokens sorted for wte's gradient, in the micro-batch's
 // part of host_tokens[token_buffer]. The step that used this buffer before must have ended
 inline void put_tokens_on_host(const Model& model, int token_buffer, const std::vector<int>& samples,
-                               BatchShape batch, int micro_batch) {
+                               int B, int micro_batch) {
     int *tokens = model.host_tokens[token_buffer] + (long)micro_batch * model.token_ints(),
         *targets = tokens + model.max_rows();
-    for (int b = 0; b < batch.B; b++)
-        for (int t = 0; t < batch.T; t++) {
-            int token = samples[b * (batch.T + 1) + t];  // -1 - token: no loss for it (--loss-on answers)
-            tokens[b * batch.T + t] = token < 0 ? -1 - token : token;
-            targets[b * batch.T + t] = samples[b * (batch.T + 1) + t + 1];
+    int T = model.shape.T;
+    for (int b = 0; b < B; b++)
+        for (int t = 0; t < T; t++) {
+            int token = samples[b * (T + 1) + t];  // -1 - token: no loss for it (--loss-on answers)
+            tokens[b * T + t] = token < 0 ? -1 - token : token;
+            targets[b * T + t] = samples[b * (T + 1) + t + 1];
         }
     int *rows = targets + model.max_rows(), *starts = rows + model.max_rows();
-    if (model.sorts_tokens()) sort_tokens(rows, starts, tokens, batch.rows(), model.shape.Vp);
+    if (model.sorts_tokens()) sort_tokens(rows, starts, tokens, B * T, model.shape.Vp);
 }
 
 inline StepSamples read_samples(Blend& blend, const Model& model, int token_buffer, uint64_t first,
@@ -166,7 +164,7 @@ inline StepSamples read_samples(Blend& blend, const Model& model, int token_buff
             SetChoice choice = chosen(micro_batch, b);
             blend.sets[choice.set].read_at(&tokens[(size_t)b * (T + 1)], choice.index);
         }
-        put_tokens_on_host(model, token_buffer, tokens, {B, T}, micro_batch);
+        put_tokens_on_host(model, token_buffer, tokens, B, micro_batch);
     }
     return out;
 }
@@ -207,19 +205,19 @@ void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx,
         for (int embedding : {model.table.wte, model.table.wpe})
             model.await_parameter(model.table.list[embedding]);
         embed_forward(x, mb.in_flight.tokens, model.weight(model.table.wte), model.weight(model.table.wpe),
-                      ctx, mb.batch, positions);
+                      ctx, positions);
     }
 
     for (int l = 0; l < n; l++) {
         int layer = mb.chunk * n + l;
-        current_place.layer = model.layer_number(mb.chunk, l);
+        current_place.layer = model.layer_number(mb.chunk, l);  // for listeners (activity.h)
         BlockActivations a = mb.block(l);
         const floatX* const* w = model.block_weights[layer].data();
         model.await_parameter(model.table.block(layer, LN1_W));
 
         attention(a, w);
-        after_attention_forward(a, w, ctx, mb.batch);
-        down_forward(l + 1 < n ? mb.in_flight.blocks[l + 1].x : mb.in_flight.y.x, a, w, ctx, mb.batch);
+        after_attention_forward(a, w, ctx);
+        down_forward(l + 1 < n ? mb.in_flight.blocks[l + 1].x : mb.in_flight.y.x, a, w, ctx);
     }
     current_place.layer = -1;
 }
@@ -227,21 +225,25 @@ void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx,
 // one chunk of layers; in the last chunk also logits and losses, and the logits' gradient if dloss is not 0
 inline void forward(Model& model, const MicroBatch& mb, real dloss) {
     Section section({Pass::Forward, mb.index, mb.chunk}, model.stream);
-    LayerContext ctx = model.context();
+    LayerContext ctx = model.context(mb.N);
     layers_forward(model, mb, ctx, nullptr, [&](const BlockActivations& a, const floatX* const* w) {
         if (ctx.fp8 && mb.index == 0) round_weights(w, ctx);
-        block_attention(a, w, ctx, mb.batch);
+        block_attention(a, w, ctx);
     });
 
     bool in_backward = dloss != 0 && model.setup.loss_in_backward;
     if (!model.is_last_chunk(mb.chunk) || in_backward) return;
     await_lm_head(model);
-    const floatX* const* w = model.lm_head_weights.data();
-    const floatX* rows = lm_head_rows(model.lm_head, mb.in_flight.y.x, w, ctx, mb.batch);
-    lm_head_forward(model.lm_head, mb, rows, mb.batch.rows(), dloss, w, ctx, [](int, int) {});
+    lm_head_forward(model.lm_head, mb, dloss, model.lm_head_weights.data(), ctx);
 }
 
 // ---- backward --------------------------------------------------------------------------------------------
+
+// n values that data-parallel rank `owner` of `shards` owns, of a bucket
+inline Slice slice_of(const Bucket& bucket, int owner, int shards) {
+    long n = bucket.elements / shards;
+    return {bucket.offset + owner * n, n, bucket.offset / shards, bucket.global_id, square_sum_part_count(n)};
+}
 
 // each rank's gradients -> their sums: all of them on each rank or, with a sharded optimizer, its slice
 inline void reduce_bucket(Model& model, int bucket) {
@@ -252,15 +254,15 @@ inline void reduce_bucket(Model& model, int bucket) {
     Section section({.pass = Pass::Reduce, .bucket = bucket}, model.stream);
 
     comm::wait_stream(model.grid.dp_stream, model.stream);
-    if (model.table.layout.optimizer_shards == 1) {
+    if (model.setup.optimizer_shards == 1) {
         // this rank's gradients -> sums over all ranks
-        comm::all_reduce(dp, g, b.elements, comm::Op::Sum, "gradients", model.grid.dp_stream);
+        comm::all_reduce(dp, g, b.elements, comm::ReduceOp::Sum, "gradients", model.grid.dp_stream);
         return;
     }
 
-    long slice = b.elements / dp.size;
     // this rank's gradients -> this rank's slice of the sums
-    comm::reduce_scatter(dp, g + dp.rank * slice, g, slice, "gradients", model.grid.dp_stream);
+    Slice mine = slice_of(b, dp.rank, dp.size);
+    comm::reduce_scatter(dp, model.gradients + mine.at, g, mine.n, "gradients", model.grid.dp_stream);
 }
 
 // gradient of the chunk's output -> gradient of its input, in place; the last chunk starts from
@@ -269,7 +271,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     Section section({Pass::Backward, mb.index, mb.chunk}, model.stream);
     const ParameterTable& table = model.table;
     int n = model.chunk_layers();
-    LayerContext ctx = model.context(mb.index > 0);
+    LayerContext ctx = model.context(mb.N, mb.index > 0);
     floatX* d_residual = mb.dx_buffer->x;
 
     auto begin_reduction = [&](const Parameter& p) {  // all gradients of p's bucket are complete
@@ -294,14 +296,14 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
 
         // forward has kept a.x alone: the rest again, into what all blocks share
         if (model.setup.recompute == Recompute::Full) {
-            block_attention(a, w, ctx, mb.batch);
-            after_attention_forward(a, w, ctx, mb.batch);
+            block_attention(a, w, ctx);
+            after_attention_forward(a, w, ctx);
         }
 
         // d_residual: of the block's output, then of `mid`, then of its input
         real* const* gradients = model.block_gradients[layer].data();
-        mlp_backward(d_residual, gradients, a, w, ctx, mb.batch);
-        attention_backward(d_residual, gradients, a, w, ctx, mb.batch);
+        mlp_backward(d_residual, gradients, a, w, ctx);
+        attention_backward(d_residual, gradients, a, w, ctx);
         begin_reduction(table.block(layer, LN1_W));
     }
     current_place.layer = -1;
@@ -313,7 +315,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     // cleared unless the LM head has just set it: lookups reach only the rows of tokens that occur
     if (mb.index == 0 && dwte != from_logits) compute(ClearValues{"dwte", dwte, size}, model.stream);
     embed_backward(dwte, model.gradient(table.wpe), d_residual, mb.in_flight.tokens,
-                   mb.in_flight.sorted_rows, mb.in_flight.run_starts, ctx, mb.batch);
+                   mb.in_flight.sorted_rows, mb.in_flight.run_starts, ctx);
     if (mb.is_last_micro_batch && model.sums_wte_apart())
         compute(AddValues{.sum = dwte, .x = from_logits, .n = size}, model.stream);  // adamw.cuh
     begin_reduction(table.list[table.wte]);

@@ -27,16 +27,15 @@ struct Trial {  // a small model with its optimizer
         initialise_parameters(model, &optimizer, 7);
     }
 
-    MicroBatch micro_batch(int index, BatchShape batch, bool is_last = false) {
-        return {
-            index, is_last, 0, batch, model.in_flight[0], model.inputs[0], &model.dx_buffers[0]};
+    MicroBatch micro_batch(int index, int N, bool is_last = false) {
+        return {index, is_last, 0, N, model.in_flight[0], model.inputs[0], &model.dx_buffers[0]};
     }
 
     // logits and losses stay in model.lm_head
-    void forward_tokens(const std::vector<int>& samples, BatchShape batch) {
+    void forward_tokens(const std::vector<int>& samples, int B) {
         clear_losses(model);
-        put_tokens_on_host(model, model.token_buffer, samples, batch, 0);
-        MicroBatch mb = micro_batch(0, batch);
+        put_tokens_on_host(model, model.token_buffer, samples, B, 0);
+        MicroBatch mb = micro_batch(0, B * model.shape.T);
         copy_tokens(model, mb);
         forward(model, mb, 0);
     }
@@ -45,15 +44,14 @@ struct Trial {  // a small model with its optimizer
     double train(const std::vector<int>& samples, double rate, bool update = true) {
         int row = model.shape.T + 1, B = model.setup.B, rows = (int)samples.size() / row;
         double tokens = (double)rows * model.shape.T;
-        BatchShape batch = {B, model.shape.T};
         clear_losses(model);
         int micro_batches = rows / B;
         check(rows % B == 0 && micro_batches <= model.setup.micro_batches,
               "micro-batches that a trial can hold");
         for (int i = 0; i < micro_batches; i++) {
             auto first = samples.begin() + i * B * row;
-            put_tokens_on_host(model, model.token_buffer, {first, first + B * row}, batch, i);
-            MicroBatch mb = micro_batch(i, batch, i + 1 == micro_batches);
+            put_tokens_on_host(model, model.token_buffer, {first, first + B * row}, B, i);
+            MicroBatch mb = micro_batch(i, B * model.shape.T, i + 1 == micro_batches);
             copy_tokens(model, mb);
             forward(model, mb, (real)(1 / tokens));
             backward(model, mb, (real)(1 / tokens));
@@ -117,8 +115,7 @@ void test_pytorch() {
     double tolerance = sizeof(floatX) == 8 ? 1e-10 : sizeof(floatX) == 4 ? 2e-4 : 0.3;
     std::vector<double> samples = list(j.at("windows", name));
     std::vector<int> w(samples.begin(), samples.end());
-    BatchShape batch = {B, T};
-    trial.forward_tokens(w, batch);
+    trial.forward_tokens(w, B);
     std::vector<floatX> logits((size_t)B * T * Vp), unpadded;
     copy_to_host(logits.data(), m.lm_head.logits, logits.size() * sizeof(floatX), nullptr);
     for (int n = 0; n < B * T; n++) unpadded.insert(unpadded.end(), &logits[n * Vp], &logits[n * Vp] + V);
@@ -289,10 +286,10 @@ void training_in_fp8() {
             std::vector<floatX> values(p->size);
             std::vector<uint8_t> copy(p->size), transposed(p->size), want(p->size), want_t(p->size);
             copy_to_host(values.data(), w, p->size * sizeof(floatX), m.stream);
-            copy_to_host(copy.data(), m.fp8.copy(w), p->size, m.stream);
-            copy_to_host(transposed.data(), m.fp8.transpose(w), p->size, m.stream);
+            copy_to_host(copy.data(), m.scratch.fp8.weights.copy(w), p->size, m.stream);
+            copy_to_host(transposed.data(), m.scratch.fp8.weights.transpose(w), p->size, m.stream);
             Fp8Scale scale, want_scale;
-            copy_to_host(&scale, m.fp8.scale(w), sizeof scale, m.stream);
+            copy_to_host(&scale, m.scratch.fp8.weights.scale(w), sizeof scale, m.stream);
             ref::fp8_find_scale({&want_scale, nullptr, e4m3::largest}, values.data(), p->size, nullptr);
             ref::fp8_round((e4m3*)want.data(), (e4m3*)want_t.data(), &want_scale, values.data(), OC, C,
                            nullptr);
@@ -342,7 +339,7 @@ void test_overfit() {
 
     // AdamW's first update is the gradient's sign: compare where it is not near 0
     for (auto& p : a.model.table.list)
-        if (p.decay && sizeof(floatX) == 8)
+        if (p.decays() && sizeof(floatX) == 8)
             close("weights after micro-batches of 1 and of 4: " + p.name, b.weights(p), a.weights(p),
                   1e-6);
 
@@ -418,13 +415,14 @@ void test_overfit() {
     check(out == seen_by_model, "of a long prompt the end is seen");
 }
 
-// The whole model's gradient along one direction against a central difference of the loss. An option that
-// changes what forward computes has a line below, with another value than its default: it must reach backward
-void training_is_the_gradient(const char* what, const Options& o, bool flash = false) {
+// The whole model's gradient along one direction against a central difference of the loss, which is returned.
+// An option that changes what forward computes has a line below, with another value than its default: it must
+// reach backward, and the loss must differ from the defaults', or Trial ignores it
+double training_is_the_gradient(const char* what, const Options& o, bool flash = false) {
     Trial trial(o, {2, 16, 2, 8, 11, 16}, 2, flash);
     Model& model = trial.model;
     std::vector<int> samples = some_samples(4, 8, 11);
-    trial.train(samples, 0, false);
+    double loss = trial.train(samples, 0, false);
 
     auto each = [&](auto call) {  // call(index, the direction there)
         for (auto& p : model.table.list)
@@ -444,6 +442,7 @@ void training_is_the_gradient(const char* what, const Options& o, bool flash = f
     double by_differences = (above - trial.train(samples, 0, false)) / (2 * h);
     check(std::abs(by_differences - slope) < 1e-7,
           text("%s: a slope of %.10g, by differences %.10g", what, slope, by_differences));
+    return loss;
 }
 
 void test_training() {
@@ -453,9 +452,10 @@ void test_training() {
     if (sizeof(floatX) == 8) {
         Options full;
         full.recompute = "full";
-        training_is_the_gradient("defaults", {});
-        training_is_the_gradient("flash", {}, true);
-        training_is_the_gradient("--recompute full", full);
+        double loss = training_is_the_gradient("defaults", {});
+        double by_flash = training_is_the_gradient("flash", {}, true);
+        check(std::abs(by_flash - loss) < 1e-12 && training_is_the_gradient("--recompute full", full) == loss,
+              "flash attention and recomputation leave the loss as it is");
     }
     Options o;
     o.weight_decay = 0;
@@ -476,6 +476,8 @@ void test_training() {
     check(rate(50) == peak / 2 && rate(100) == peak && std::abs(rate(550) - (peak + low) / 2) < 1e-12 &&
           rate(1000.5) == low && std::abs(rate(1000) - low) < 1e-12,
           "learning rate: warm-up, peak, half way, floor");
+    tokens.decay_tokens = 100;
+    check(rate(100) == peak && rate(101) == low, "a decay that ends where the warm-up does");
     std::vector<real> l = {1, 3, 2, real(-INFINITY)};
     check(sample_token(l, {.temperature = 0}, 0.99) == 1 && sample_token(l, {.top_k = 1}, 0.99) == 1 &&
           sample_token(l, {.top_p = 0.6}, 0.99) == 1 && sample_token(l, {.top_k = 2}, 0.999) == 2 &&

@@ -17,36 +17,35 @@
 // ---- embedding --------------------------------------------------------------------------------------------
 
 // this rank's share of the vocabulary
-inline VocabularyShard vocabulary_shard(const ModelShape& shape, const TensorParallel& tp) {
-    int Vp_r = shape.Vp / tp.group.size, first = Vp_r * tp.group.rank;
+inline VocabularyShard vocabulary_shard(const ModelShape& shape, const Grid& grid) {
+    int Vp_r = shape.Vp / grid.t, first = Vp_r * grid.tensor;
     return {std::clamp(shape.V - first, 0, Vp_r), Vp_r, first};
 }
 
 inline void embed_forward(floatX* x, const int* tokens, const floatX* wte, const floatX* wpe,
-                          const LayerContext& ctx, BatchShape batch, const int* positions = nullptr) {
+                          const LayerContext& ctx, const int* positions = nullptr) {
     Stream s = ctx.stream;
-    int N = batch.rows(), C = ctx.shape.C;
-    floatX* sums = ctx.tp.sequence_parallel ? ctx.scratch.unreduced : x;
+    int N = ctx.N, C = ctx.shape.C;
+    floatX* sums = ctx.grid.sequence_parallel ? ctx.scratch.unreduced : x;
     compute(EmbeddingForward{.x = sums, .tokens = tokens, .wte = wte, .N = N, .C = C,
-                             .v = vocabulary_shard(ctx.shape, ctx.tp),
-                             .wpe = ctx.tp.group.rank == 0 ? wpe : nullptr, .positions = positions,
-                             .T = batch.T}, s);
-    reduce_rows(ctx.tp, x, sums, N, C, "sum of embeddings", s);
+                             .v = vocabulary_shard(ctx.shape, ctx.grid),
+                             .wpe = ctx.grid.tensor == 0 ? wpe : nullptr, .positions = positions,
+                             .T = ctx.shape.T}, s);
+    reduce_rows(ctx.grid, x, sums, N, C, "sum of embeddings", s);
 }
 
 // adds to dwte; sets dwpe or, with ctx.accumulate, adds to it
 inline void embed_backward(real* dwte, real* dwpe, const floatX* d_residual, const int* tokens,
-                           const int* sorted_rows, const int* run_starts, const LayerContext& ctx,
-                           BatchShape batch) {
+                           const int* sorted_rows, const int* run_starts, const LayerContext& ctx) {
     Stream s = ctx.stream;
-    int N = batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C;
-    VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
+    int N = ctx.N, N_r = ctx.grid.rows(N), C = ctx.shape.C;
+    VocabularyShard v = vocabulary_shard(ctx.shape, ctx.grid);
 
-    int first_row = ctx.tp.sequence_parallel ? ctx.tp.group.rank * N_r : 0;  // of this rank, in the batch
-    compute(PositionBackward{.dwpe = dwpe, .dx = d_residual, .offset = first_row, .N = N_r, .T = batch.T,
+    int first_row = ctx.grid.sequence_parallel ? ctx.grid.tensor * N_r : 0;  // of this rank, in the batch
+    compute(PositionBackward{.dwpe = dwpe, .dx = d_residual, .offset = first_row, .N = N_r, .T = ctx.shape.T,
                              .C = C, .accumulate = ctx.accumulate}, s);
     const floatX* rows =
-        gather_rows(ctx.tp, ctx.scratch.all_rows, d_residual, N, C, "gradient rows for the embedding", s);
+        gather_rows(ctx.grid, ctx.scratch.all_rows, d_residual, N, C, "gradient rows for the embedding", s);
     compute(EmbeddingBackward{.dwte = dwte, .tokens = tokens, .sorted_rows = sorted_rows,
                               .run_starts = run_starts, .dx = rows, .N = N, .C = C, .v = v}, s);
 }
@@ -57,14 +56,14 @@ inline void embed_backward(real* dwte, real* dwpe, const floatX* d_residual, con
 
 // x -> normalised rows (N, C), input of the logits GEMM
 inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, const floatX* const* w,
-                                  const LayerContext& ctx, BatchShape batch) {
+                                  const LayerContext& ctx) {
     Stream s = ctx.stream;
-    int N = batch.rows(), C = ctx.shape.C;
+    int N = ctx.N, C = ctx.shape.C;
     compute(LayerNormForward{.y = a.ln, .stats = a.stats, .x = x, .w = w[LNF_W], .b = w[LNF_B],
-                             .N = ctx.tp.rows(N), .C = C}, s);
+                             .N = ctx.grid.rows(N), .C = C}, s);
 
     floatX* all = a.input_rows ? a.input_rows : ctx.scratch.all_rows;
-    return gather_rows(ctx.tp, all, a.ln, N, C, "rows for the logits", s);
+    return gather_rows(ctx.grid, all, a.ln, N, C, "rows for the logits", s);
 }
 
 // the LM head computes in 8 bits with --fp8-lm-head only, and where the blocks do
@@ -78,14 +77,14 @@ inline void round_lm_head(const LmHeadActivations& a, const MicroBatch& mb, cons
                           const LayerContext& ctx) {
     if (!lm_head_context(a, ctx).fp8 || mb.index > 0) return;
     compute(RoundWeight{.w = wte, .fp8 = ctx.scratch.fp8, .C = ctx.shape.C,
-                        .OC = ctx.shape.Vp / ctx.tp.group.size}, ctx.stream);
+                        .OC = ctx.shape.Vp / ctx.grid.t}, ctx.stream);
 }
 
 // rows (n, C) -> logits (n, Vp_r); n is at most a.logit_rows_held
 inline void logits_forward(const LmHeadActivations& a, const floatX* rows, const floatX* wte, int n,
                            const LayerContext& ctx) {
     compute_linear(LinearForward{.y = a.logits, .x = rows, .w = wte, .b = nullptr, .N = n, .C = ctx.shape.C,
-                                 .OC = ctx.shape.Vp / ctx.tp.group.size},
+                                 .OC = ctx.shape.Vp / ctx.grid.t},
                    a.rows_fp8, lm_head_context(a, ctx));
 }
 
@@ -94,36 +93,36 @@ inline void logits_forward(const LmHeadActivations& a, const floatX* rows, const
 inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int first, int n, real dloss,
                          const LayerContext& ctx) {
     Stream s = ctx.stream;
-    VocabularyShard v = vocabulary_shard(ctx.shape, ctx.tp);
-    const comm::Group& tp = ctx.tp.group;
+    VocabularyShard v = vocabulary_shard(ctx.shape, ctx.grid);
+    const comm::Group& tp = ctx.grid.tp;
     real* losses = a.losses + (long)mb.index * a.logit_rows + first;
     const int* targets = mb.in_flight.targets + first;
-    bool want_gradient = dloss != 0;
 
-    // largest, exp_sums: over several ranks, and of rows (above 116,000 in bf16) that exceed shared memory
+    // largest, exp_sums: over several ranks, and of rows (on an H100 above 116,000 in bf16) that exceed
+    // shared memory
     CrossEntropy loss = {.losses = losses, .logits = a.logits, .largest = a.largest, .exp_sums = a.exp_sums,
-                         .targets = targets, .dloss = dloss, .want_gradient = want_gradient, .N = n, .v = v};
+                         .targets = targets, .dloss = dloss, .N = n, .v = v};
     if (tp.size == 1) return compute(loss, s);
 
     // over t ranks: the largest logit and the sum of a row come from all shards
     compute(loss.largest_of_rows(), s);
-    comm::all_reduce(tp, a.largest, n, comm::Op::Max, "largest logit", s);  // max of a shard -> of the row
+    // a shard's largest -> the row's
+    comm::all_reduce(tp, a.largest, n, comm::ReduceOp::Max, "largest logit", s);
     compute(loss.sums_of_rows(), s);
-    comm::all_reduce(tp, a.exp_sums, 2L * n, comm::Op::Sum, "sum of exp and target", s);  // shard's -> row's
+    // a shard's sums -> the row's
+    comm::all_reduce(tp, a.exp_sums, 2L * n, comm::ReduceOp::Sum, "sum of exp and target", s);
     compute(loss.finish(), s);
 }
 
-// rows (N, C), of lm_head_rows() -> logits -> losses, a.logit_rows_held rows at a time. look(first, n), for
-// inference, is called while the logits of n rows are held, those of the micro-batch's rows from `first` on
-template <class Look>
-inline void lm_head_forward(const LmHeadActivations& a, const MicroBatch& mb, const floatX* rows, int N,
-                            real dloss, const floatX* const* w, const LayerContext& ctx, Look look) {
+// the last block's output -> logits -> losses, a.logit_rows_held rows at a time
+inline void lm_head_forward(const LmHeadActivations& a, const MicroBatch& mb, real dloss,
+                            const floatX* const* w, const LayerContext& ctx) {
+    const floatX* rows = lm_head_rows(a, mb.in_flight.y.x, w, ctx);
     round_lm_head(a, mb, w[LOGITS_W], ctx);
-    for (int first = 0; first < N; first += a.logit_rows_held) {
-        int n = std::min(a.logit_rows_held, N - first);
+    for (int first = 0; first < ctx.N; first += a.logit_rows_held) {
+        int n = std::min(a.logit_rows_held, ctx.N - first);
         logits_forward(a, rows + (long)first * ctx.shape.C, w[LOGITS_W], n, ctx);
         loss_forward(a, mb, first, n, dloss, ctx);
-        look(first, n);
     }
 }
 
@@ -135,10 +134,10 @@ inline void lm_head_backward(floatX* d_residual, real* const* g, const LmHeadAct
     Stream s = ctx.stream;
     const Scratch& scratch = ctx.scratch;
     const floatX *x = mb.in_flight.y.x, *rows = a.input_rows ? a.input_rows : a.ln;
-    int N = mb.batch.rows(), N_r = ctx.tp.rows(N), C = ctx.shape.C, Vp_r = ctx.shape.Vp / ctx.tp.group.size;
+    int N = ctx.N, N_r = ctx.grid.rows(N), C = ctx.shape.C, Vp_r = ctx.shape.Vp / ctx.grid.t;
 
     if (a.loss_in_backward) {
-        rows = lm_head_rows(a, x, w, ctx, mb.batch);
+        rows = lm_head_rows(a, x, w, ctx);
         round_lm_head(a, mb, w[LOGITS_W], ctx);
     }
     Fp8Inputs fp8 = a.rows_fp8;
@@ -158,7 +157,7 @@ inline void lm_head_backward(floatX* d_residual, real* const* g, const LmHeadAct
     }
 
     const floatX* dln =
-        reduce_rows(ctx.tp, scratch.reduced, scratch.unreduced, N, C, "sum of the logits' gradient", s);
+        reduce_rows(ctx.grid, scratch.reduced, scratch.unreduced, N, C, "sum of the logits' gradient", s);
     compute(ClearValues{"dx", d_residual, (long)N_r * C}, s);  // LayerNormBackward adds to it
     compute(LayerNormBackward{.dx = d_residual, .dw = g[LNF_W], .db = g[LNF_B], .dy = dln, .x = x,
                               .w = w[LNF_W], .stats = a.stats, .column_scratch = scratch.columns, .N = N_r,

@@ -272,7 +272,7 @@ inline StageRun run_dry(Model& model, Optimizer& optimizer, const Schedules& sch
     StageRun out;
     std::vector<comm::StreamEvent> gathered;
     StepCounter counter(model, hardware, gathered);
-    BatchShape batch = {model.setup.B, model.shape.T};
+    int N = model.max_rows();
 
     // the update: up to the norm, then bucket by bucket
     Activities update = DryRun::of([&] { update_parameters(model, optimizer); });
@@ -297,7 +297,7 @@ inline StageRun run_dry(Model& model, Optimizer& optimizer, const Schedules& sch
         out.forward.emplace_back();
         out.backward.emplace_back();
         for (WhichMicroBatch which : all_kinds) {
-            MicroBatch mb = {which.is_first ? 0 : 1, which.is_last, chunk, batch, model.in_flight[0],
+            MicroBatch mb = {which.is_first ? 0 : 1, which.is_last, chunk, N, model.in_flight[0],
                              model.inputs[0], &model.dx_buffers[0]};
             model.parameters_gathered = gathered;
             out.forward[chunk][which] = counter.count(DryRun::of([&] {
@@ -311,10 +311,10 @@ inline StageRun run_dry(Model& model, Optimizer& optimizer, const Schedules& sch
     if (model.grid.p == 1) return out;
     for (int kind = 0; kind < 4; kind++) {
         Instruction op = {Instruction::Kind(Instruction::SendForward + kind), 0, 0, 0, 0, 0};
-        out.message[kind] = counter.count(DryRun::of([&] { post_message(model, op, batch); }));
+        out.message[kind] = counter.count(DryRun::of([&] { post_message(model, op, N); }));
     }
     model.inputs[0].received = comm::StreamEvent{model.grid.forward_in.stream, 1};
     out.gathered =
-        counter.count(DryRun::of([&] { await_message(model, model.inputs[0], "activations", batch); }));
+        counter.count(DryRun::of([&] { await_message(model, model.inputs[0], "activations", N); }));
     return out;
 }

@@ -123,7 +123,7 @@ class StepInvariants : public Listener {
     // by an operation, or by a message of this rank's part of it
     void use_buffer(const Activity& a, const TensorAccess& t, const Buffer& buffer, const char* name) const {
         const floatX* p = (const floatX*)t.data;
-        if (p < buffer.x || p >= buffer.x + (long)model.tp.rows(model.max_rows()) * model.shape.C) return;
+        if (p < buffer.x || p >= buffer.x + (long)model.grid.rows(model.max_rows()) * model.shape.C) return;
         if (buffer.received.comm_stream) broken(a, "uses %s, whose message was not awaited", name);
         if (t.use != TensorAccess::Read && buffer.sent.comm_stream)
             broken(a, "overwrites %s before it is sent", name);

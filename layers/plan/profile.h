@@ -64,7 +64,7 @@ class Profile : public Listener {
 
     static bool is_timed(const Activity& a) {
         if (a.kind == Activity::Section || (a.kind == Activity::Wait && a.position < 0)) return false;
-        return a.kind != Activity::Communicate || !a.call.ends_later();
+        return !a.ends_later();
     }
 
     static std::string sizes_of(const Activity& a) {

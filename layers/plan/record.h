@@ -88,10 +88,6 @@ class Record : public Listener {
         return out + "}";
     }
 
-    static bool is_later(const Activity& a) {
-        return a.kind == Activity::Communicate && a.call.ends_later();
-    }
-
     void add(const Activity& a) {
         static constexpr const char* kinds[] = {"section", "compute", "call", "wait"};
         std::string out = text("{\"rank\":%d,\"n\":%ld,\"kind\":\"%s\",\"name\":%s", rank, lines++,
@@ -128,7 +124,7 @@ class Record : public Listener {
             const TensorAccess& t = a.tensors[i];
             if (t.rows == 0) continue;  // an optional tensor, absent here
             std::string now;
-            if (!is_later(a)) now = values_of(t);
+            if (!a.ends_later()) now = values_of(t);
             else if (t.use == TensorAccess::Read) now = before[i];
             out += (out.back() == '[' ? "" : ",") + tensor(t, before[i], now);
         }
@@ -160,7 +156,7 @@ inline std::string record_header(const Model& model, const Options& o, long step
                 "\"sequence_parallel\":%s,\"recompute\":\"%s\",\"optimizer_shards\":%d,\"pipeline_group\":%d,"
                 "\"computed_twice\":%s}\n",
                 step, PRECISION_NAME, m.L, m.C, m.NH, m.T, m.V, m.Vp, g.t, g.d, g.p, model.setup.chunks,
-                batch, model.setup.B, model.tp.sequence_parallel ? "true" : "false", o.recompute.c_str(),
+                batch, model.setup.B, model.grid.sequence_parallel ? "true" : "false", o.recompute.c_str(),
                 model.setup.optimizer_shards, pipeline_shape(o, g.d, batch).interleave_group,
                 repeated ? "true" : "false");
 }

@@ -50,11 +50,12 @@ inline void check_plan_options(Options& o) {
 inline void resolve_plan(Run& run) {
     Options& o = run.options;
     // a search resolves a single replica: the number of ranks need not suit the layout that it starts with
-    int world = o.plan == "search" ? o.tensor_parallel * o.pipeline_parallel : o.world_size;
+    bool searches = o.plan == "search";  // for micro-batches too
+    int world = searches ? o.tensor_parallel * o.pipeline_parallel : o.world_size;
     run.grid = place_in_grid(0, world, o.tensor_parallel, o.pipeline_parallel);
     int chunks = o.pipeline_chunks;  // for the layouts searched; this one has 1 chunk and no group
     bool has_group = false;
-    if (o.plan == "search" && (o.pipeline_parallel == 1 || !o.has("pipeline-chunks"))) {
+    if (searches && (o.pipeline_parallel == 1 || !o.has("pipeline-chunks"))) {
         o.pipeline_chunks = 1;
         has_group = o.given.erase("pipeline-group");
     }
@@ -63,11 +64,10 @@ inline void resolve_plan(Run& run) {
     if (has_group) o.given.insert("pipeline-group");
     Hardware h = choose_hardware(o);
     double taken = communicator_bytes(run.grid, o.pipeline_chunks > 1);
-    bool searches = o.plan == "search";  // for micro-batches too
     if (!searches && h.gpu.peak > 0) choose_micro_batch(run, h.gpu.memory * 11 / 12 - taken, gpu_target);
     else if (!searches) choose_micro_batch(run, (double)free_memory() * 11 / 12);
     run.grid.world.size = o.world_size;
-    if (o.plan == "search" && run.automatic_micro_batch) o.given.erase("micro-batch");  // it is searched for
+    if (searches && run.automatic_micro_batch) o.given.erase("micro-batch");  // it is searched for
 }
 
 // every stage, and every batch of the recipe
@@ -179,11 +179,6 @@ inline std::string what_would_fit(const Run& run, const Hardware& h) {
 
 // ---- search ----------------------------------------------------------------------------------------------
 
-struct Candidate {
-    Plan plan;
-    double seconds, tensor;  // tensor: the share of tensor-parallel calls in a middle stage's micro-batch
-};
-
 // the share of tensor-parallel calls in a middle stage's micro-batch
 inline double tensor_share(const Plan& plan) {
     const StageRun& run = plan.runs[plan.grid.p > 2 ? 1 : 0];
@@ -264,7 +259,7 @@ inline std::string command_of(const Plan& plan) {
 inline std::string search(const Run& run, const Hardware& h) {
     if (h.gpu.peak == 0) fail("--plan search: --hardware %s has no times: name another machine", h.name);
     std::vector<Options> all = layouts(run, h);
-    std::vector<Candidate> good;
+    std::vector<Plan> good;
     int impossible = 0, large = 0;
     std::string why;  // the first
 
@@ -274,16 +269,13 @@ inline std::string search(const Run& run, const Hardware& h) {
                 large++;
                 continue;
             }
-            Plan plan = plan_with(run, o, h, true);
-            good.push_back({plan, plan.step().seconds, tensor_share(plan)});
+            good.push_back(plan_with(run, o, h, true));
         } catch (const Error& e) {
             if (!impossible++) why = e.what();
         }
     }
 
-    std::vector<std::pair<double, size_t>> order;  // the fastest first
-    for (size_t i = 0; i < good.size(); i++) order.push_back({good[i].seconds, i});
-    std::sort(order.begin(), order.end());
+    std::ranges::stable_sort(good, {}, [](auto& plan) { return plan.step().seconds; });
 
     std::string out = text(
         "search          %s of %s for --batch %d: %d impossible, %d do not fit in %.0f GB, "
@@ -305,17 +297,16 @@ inline std::string search(const Run& run, const Hardware& h) {
         "  tensor  data  pipeline  chunks  micro-batch  recompute        s  TFLOP/s    MFU     GB    idle  "
         "tensor calls\n";
 
-    for (size_t i = 0; i < order.size() && i < 10; i++) {
-        const Candidate& candidate = good[order[i].second];
-        const Plan& p = candidate.plan;
-        double s = candidate.seconds, gpus = p.world();
+    for (size_t i = 0; i < good.size() && i < 10; i++) {
+        const Plan& p = good[i];
+        double s = p.step().seconds, gpus = p.world();
         out += text("  %6d %5d %9d %7d %12d %10s %8.2f %8.1f %5.1f%% %6.1f %6.1f%% %8.1f%%\n", p.grid.t,
                     p.grid.d, p.grid.p, p.o.pipeline_chunks, p.o.micro_batch, p.o.recompute.c_str(), s,
                     model_flops(p.shape, p.o.batch, p.o.recompute == "full") / s / gpus * 1e-12,
                     100 * model_flops(p.shape, p.o.batch, false) / s / gpus / h.gpu.peak,
-                    p.gpu_bytes() * 1e-9, 100 * p.step().idle(), 100 * candidate.tensor);
+                    p.gpu_bytes() * 1e-9, 100 * p.step().idle(), 100 * tensor_share(p));
     }
     return out +
            "  idle: the mean stage's share of the step; tensor calls: of a middle stage's micro-batch\n"
-           "the fastest     " + command_of(good[order[0].second].plan) + "\n";
+           "the fastest     " + command_of(good[0]) + "\n";
 }

@@ -324,6 +324,9 @@ void test_plan_forms() {
     // replicas of some middle stages are on one node, of others on two
     check_search("--hardware dgx-a100 --layers 40 --heads 24 --hidden 3072 --batch 12 --world-size 12 "
                  "--network-rate 3 ", 12);
+    // alike but for a neighbour on another node, over links so slow that messages count
+    check_search("--hardware dgx-a100 --layers 12 --heads 24 --hidden 3072 --batch 12 --world-size 12 "
+                 "--network-rate 0.3 --tensor-parallel 1 --pipeline-parallel 12 ", 12);
     // planned by a build in which floatX and real may be one type; in the build planned for they are two
     Plan one = plan_of("--hardware dgx-h200 --model 124M --batch 64 --micro-batch 64 ");
     OperationTable all = one.stages[0].run.operations(make_schedule(0, pipeline_shape(one.o, 1, 64)));
@@ -349,25 +352,28 @@ void test_layouts() {
                     std::vector<long> counted(whole.tensors, 0);
                     int copies = 0;
                     bool alike = true, cut = true;
+                    auto grid_of = [&](int stage, int tensor) {
+                        return place_in_grid(tensor + t * d * stage, t * d * p, t, p);
+                    };
                     for (int stage = 0; stage < p; stage++)
                         for (int tensor = 0; tensor < t; tensor++) {
-                            ParameterTable table = parameter_table(shape, {t, tensor, d, p, stage, v});
+                            ParameterTable table = parameter_table(shape, grid_of(stage, tensor), d, v);
                             alike = alike && table.count == whole.count && table.tensors == whole.tensors;
                             long left = 0;
                             for (int owner = 0; owner < d; owner++)
-                                for (auto& piece : owned_tensor_parts(table, owned_slices(table, owner)))
+                                for (auto& piece : owned_tensor_parts(table, owned_slices(table, owner, d)))
                                     left += piece.n;
                             for (auto& q : table.list) {
                                 alike = alike && q.name == whole.list[q.global_id].name;
                                 left -= q.size;
                                 copies += q.is_copy;
-                                if (!q.is_copy && (q.split || tensor == 0))
+                                if (!q.is_copy && (q.is_split() || tensor == 0))
                                     counted[q.global_id] += q.stored();
                             }
                             cut = cut && left == 0;
                             if (p > 1 && stage == p - 1) {  // both copies of the embedding are cut alike
                                 auto& a = table.buckets.back();
-                                Bucket b = parameter_table(shape, {t, tensor, d, p, 0, v}).buckets[0];
+                                Bucket b = parameter_table(shape, grid_of(0, tensor), d, v).buckets[0];
                                 cut = cut && a.elements == b.elements && a.offset % 128 == 0;
                             }
                         }

@@ -49,10 +49,6 @@ class Trace : public Listener {
         return a.kind == Activity::Wait && a.position < 0;
     }
 
-    static bool is_timed_here(const Activity& a) {
-        return a.kind != Activity::Communicate || !a.call.ends_later();
-    }
-
 public:
     // collective over the world. Ranks of one host share a clock; hosts agree to within the barrier
     void start(const comm::Group& world, Stream stream) {
@@ -72,14 +68,14 @@ public:
         Entry& entry = entries.back();
         entry.activity = a;
         open.push_back(&entry);
-        if (is_timed_here(a)) return entry.begin.record(a.stream);
+        if (!a.ends_later()) return entry.begin.record(a.stream);
         entry.times = std::make_shared<comm::CallTimes>();
         comm::times_of_next_call = entry.times;
     }
 
     void end(const Activity& a) override {
         if (is_comm_stream_waiting(a)) return;
-        if (is_timed_here(a)) open.back()->end.record(a.stream);
+        if (!a.ends_later()) open.back()->end.record(a.stream);
         open.pop_back();
     }
 

@@ -38,7 +38,7 @@ Allocation allocate(const char* name, Walk walk) {
 
 // rows that a buffer of the residual stream must hold; text generated between steps needs T unsharded rows
 inline long row_capacity(const Model& model) {
-    long rows = model.tp.rows(model.max_rows());
+    long rows = model.grid.rows(model.max_rows());
     return model.setup.samples_text ? std::max<long>(rows, model.shape.T) : rows;
 }
 
@@ -56,14 +56,14 @@ inline void place_shareable(Arena& arena, BlockActivations& a, const Model& mode
     a.ln2 = arena.take_x(N_r * shape.C);
     // with --fp8 GELU's output exists in 8 bits only, except in packed batches
     if (!model.setup.fp8 || model.setup.packs)
-        a.act = arena.take_x((long)model.max_rows() * 4 * (shape.C / model.tp.group.size));
+        a.act = arena.take_x((long)model.max_rows() * 4 * (shape.C / model.grid.t));
 }
 
 inline void place(Arena& arena, BlockActivations& a, const Model& model) {
     const ModelShape& shape = model.shape;
     const Setup& setup = model.setup;
     long N = model.max_rows(), N_r = row_capacity(model);
-    long C_r = shape.C / model.tp.group.size, NH_r = shape.NH / model.tp.group.size;
+    long C_r = shape.C / model.grid.t, NH_r = shape.NH / model.grid.t;
     if (!a.shares_outputs) place_shareable(arena, a, model);
     a.qkv = arena.take_x(N * 3 * C_r);
     if (setup.training && setup.flash) a.lse = arena.take_real(N * NH_r);
@@ -94,9 +94,9 @@ inline void place(Arena& arena, LmHeadActivations& a, const Model& model) {
     if (setup.notes_greedy) a.tokens_ahead = arena.take_real((long)setup.micro_batches * a.logit_rows);
     a.ln = arena.take_x(N_r * shape.C);
     bool keeps = setup.training && !a.loss_in_backward && !setup.fp8_lm_head;
-    bool gathers = model.tp.sequence_parallel && keeps;
+    bool gathers = model.grid.sequence_parallel && keeps;
     a.input_rows = gathers ? arena.take_x((long)model.max_rows() * shape.C) : nullptr;
-    a.logits = arena.take_x((long)a.logit_rows_held * (shape.Vp / model.tp.group.size));
+    a.logits = arena.take_x((long)a.logit_rows_held * (shape.Vp / model.grid.t));
     a.stats.mean = arena.take_real(N_r);
     a.stats.rstd = arena.take_real(N_r);
     a.largest = arena.take_real(a.logit_rows_held);
@@ -106,10 +106,10 @@ inline void place(Arena& arena, LmHeadActivations& a, const Model& model) {
 }
 
 // of one micro-batch in one chunk of layers
-inline void place(Arena& arena, InFlight& in_flight, Model& model) {
+inline void place(Arena& arena, InFlight& in_flight, Model& model, const BlockActivations& shared) {
     const Setup& setup = model.setup;
     long N = model.max_rows(), size = row_capacity(model) * model.shape.C;
-    in_flight.blocks.assign(model.chunk_layers(), model.shared_activations);
+    in_flight.blocks.assign(model.chunk_layers(), shared);
     BlockActivations& first = model.in_flight[0].blocks[0];
     for (BlockActivations& block : in_flight.blocks) {
         if (!setup.training && &block != &first) {  // all blocks share one
@@ -134,12 +134,12 @@ inline void place(Arena& arena, InFlight& in_flight, Model& model) {
 inline void place_activations(Arena& arena, Model& model) {
     const Setup& setup = model.setup;
     bool full = setup.recompute == Recompute::Full;
-    model.shared_activations = {};
-    if (full) place(arena, model.shared_activations, model);
-    model.shared_activations.shares_outputs = !full && (setup.recompute == Recompute::Light || setup.fp8);
-    if (model.shared_activations.shares_outputs) place_shareable(arena, model.shared_activations, model);
+    BlockActivations shared;  // with recomputation or --fp8: what all layers share
+    if (full) place(arena, shared, model);
+    shared.shares_outputs = !full && (setup.recompute == Recompute::Light || setup.fp8);
+    if (shared.shares_outputs) place_shareable(arena, shared, model);
 
-    for (InFlight& in_flight : model.in_flight) place(arena, in_flight, model);
+    for (InFlight& in_flight : model.in_flight) place(arena, in_flight, model, shared);
     long size = row_capacity(model) * model.shape.C;
     for (auto* buffers : {&model.inputs, &model.dx_buffers})
         for (Buffer& buffer : *buffers) buffer.x = arena.take_x(size);
@@ -150,14 +150,13 @@ inline void place_activations(Arena& arena, Model& model) {
 
 inline void place(Arena& arena, Scratch& scratch, const Model& model) {
     const ModelShape& shape = model.shape;
-    const TensorParallel& tp = model.tp;
     const Setup& setup = model.setup;
-    int B = setup.B, NH_r = shape.NH / tp.group.size;
-    long N = model.max_rows(), N_r = row_capacity(model), t = tp.group.size, C = shape.C;
+    int B = setup.B, NH_r = shape.NH / model.grid.t;
+    long N = model.max_rows(), N_r = row_capacity(model), t = model.grid.t, C = shape.C;
 
     scratch.unreduced = arena.take_x(N * C);
-    scratch.reduced = tp.sequence_parallel ? arena.take_x(N_r * C) : scratch.unreduced;
-    scratch.all_rows = tp.sequence_parallel ? arena.take_x(N * C) : nullptr;
+    scratch.reduced = model.grid.sequence_parallel ? arena.take_x(N_r * C) : scratch.unreduced;
+    scratch.all_rows = model.grid.sequence_parallel ? arena.take_x(N * C) : nullptr;
     scratch.mlp_or_qkv = arena.take_x(N * 4 * C / t);
     if (!setup.training) return;
 
@@ -198,16 +197,17 @@ inline void place_fp8_weights(Arena& arena, Model& model) {
     int last_layer = model.setup.chunks * model.chunk_layers() - 1;
     const Parameter &first = table.block(0, LN1_W), &last = table.block(last_layer, DOWN_B);
     long start = first.offset, elements = last.offset + last.size - start;
-    model.fp8.spacing = table.block(0, OUT_W).size;
+    Fp8Weights& fp8 = model.scratch.fp8.weights;
+    fp8.spacing = table.block(0, OUT_W).size;
     if (model.lm_head.in_fp8) {  // wte lies before the blocks or behind them
         start = 0;
         elements = table.elements;
-        model.fp8.spacing = std::min(model.fp8.spacing, table.list[table.wte].size);
+        fp8.spacing = std::min(fp8.spacing, table.list[table.wte].size);
     }
-    model.fp8.parameters = model.weights + start;
-    model.fp8.copies = arena.take<e4m3>(elements);
-    model.fp8.transposed = arena.take<e4m3>(elements);
-    model.fp8.scales = arena.take<Fp8Scale>(elements / model.fp8.spacing + 1);
+    fp8.parameters = model.weights + start;
+    fp8.copies = arena.take<e4m3>(elements);
+    fp8.transposed = arena.take<e4m3>(elements);
+    fp8.scales = arena.take<Fp8Scale>(elements / fp8.spacing + 1);
 }
 
 // where each block, and the LM head, finds its parameters and gradients
@@ -239,7 +239,6 @@ void make_arenas(Model& model, Make make, size_t workspace) {
     add("activations", [&](Arena& arena) { place_activations(arena, model); });
     if (model.setup.fp8) add("weights in 8 bits", [&](Arena& arena) { place_fp8_weights(arena, model); });
     add("scratch", [&](Arena& arena) { place(arena, model.scratch, model); });
-    model.scratch.fp8.weights = model.fp8;
     point_at_parameters(model);
     model.memory.push_back({"GEMM workspace", nullptr, workspace});
 }
@@ -295,24 +294,24 @@ inline std::vector<TensorPart> owned_tensor_parts(const ParameterTable& table,
     return out;
 }
 
-inline void place(Arena& arena, Optimizer& o, int bucket_ids) {
+inline void place(Arena& arena, Optimizer& o, const ParameterTable& table) {
     if (o.low_bytes) o.low_bits = arena.take<uint16_t>(o.elements);
     bool are_bf16 = o.moment_bytes == sizeof(bf16);
     for (void** moment : {&o.m, &o.v})
         *moment = are_bf16 ? (void*)arena.take<bf16>(o.elements) : (void*)arena.take_real(o.elements);
     o.flags = arena.take<uint8_t>(o.elements / flag_span);
     o.device_slices = arena.take<Slice>(o.slices.size());
-    o.sums = arena.take<double>(bucket_ids + 1);
+    o.sums = arena.take<double>(table.bucket_ids + 1);
     o.sum_parts = arena.take<double>(o.slices.size() * square_sum_parts);
     o.hyper = arena.take<HyperParameters>(1);
     o.decision = arena.take<UpdateDecision>(1);
     o.state_check = arena.take<StateCheck>(1);
-    o.bit_sums = arena.take<unsigned long long>(Optimizer::bit_sum_count + 4 * o.tensors);
+    o.bit_sums = arena.take<unsigned long long>(Optimizer::bit_sum_count + 4 * table.list.size());
 }
 
 inline void measure_memory(Optimizer& o, const Model& model) {
     o.memory = measure("optimizer", model.setup.precision,
-                       [&](Arena& arena) { place(arena, o, model.table.bucket_ids); });
+                       [&](Arena& arena) { place(arena, o, model.table); });
 }
 
 // the flags of AdamW and SquareSums; each gradient is counted in the norm exactly once
@@ -322,10 +321,10 @@ inline std::vector<uint8_t> flags_of(const Optimizer& o, const Model& model) {
         const Parameter& p = model.table.list[part.parameter];
         bool counted_elsewhere =
             p.is_copy ||                                                        // by the first stage
-            (!p.split && model.grid.tensor > 0) ||                              // by tensor rank 0
-            (model.table.layout.optimizer_shards == 1 && model.grid.data > 0);  // by data rank 0
+            (!p.is_split() && model.grid.tensor > 0) ||                              // by tensor rank 0
+            (model.setup.optimizer_shards == 1 && model.grid.data > 0);  // by data rank 0
         for (long i = part.state_offset; i < part.state_offset + part.n; i += flag_span)
-            all[i / flag_span] = (p.decay ? flag_decay : 0) | (counted_elsewhere ? 0 : flag_in_norm);
+            all[i / flag_span] = (p.decays() ? flag_decay : 0) | (counted_elsewhere ? 0 : flag_in_norm);
     }
     return all;
 }
@@ -337,7 +336,7 @@ inline void clear_state(Optimizer& o, const Model& model) {
 }
 
 inline void allocate_memory(Optimizer& o, const Model& model) {
-    o.memory = allocate("optimizer", [&](Arena& arena) { place(arena, o, model.table.bucket_ids); });
+    o.memory = allocate("optimizer", [&](Arena& arena) { place(arena, o, model.table); });
     void* pinned = host_malloc(sizeof(HyperParameters), "the optimizer's hyper-parameters");
     o.next_hyper = (HyperParameters*)pinned;
     std::vector<uint8_t> all = flags_of(o, model);

@@ -208,7 +208,7 @@ private:
         floatX* logits = xs((long)N * Vp);
         real *losses = rs(N), *largest = rs(N), *sums = rs(2 * N);
         measure("cross entropy", 2 * x * (double)N * Vp, 0, [&] {
-            CrossEntropy{losses, logits, largest, sums, tokens, real(1e-4), true, N, {V, Vp, 0}}.gpu(nullptr);
+            CrossEntropy{losses, logits, largest, sums, tokens, real(1e-4), N, {V, Vp, 0}}.gpu(nullptr);
         });
     }
 

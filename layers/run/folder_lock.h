@@ -8,6 +8,7 @@
 #include <thread>
 #include "../../comm/mpi/hosts.h"
 #include "../base/file_writer.h"
+#include "checkpoint.h"
 
 // DIR/.lock names the host and process that writes there. On the same host (and boot) flock() shows whether
 // the holder is alive. Other hosts watch its heartbeat: the holder touches the file every `beat` seconds; if
@@ -52,14 +53,6 @@ class FolderLock {
         close(std::exchange(fd, -1));
         fail("--save %s: %s writes there: end that run, or choose another folder",
              path.substr(0, path.rfind('/')).c_str(), who.c_str());
-    }
-
-    // a checkpoint that swap_folders() has moved aside: step-<digits>.replaced
-    static bool is_replaced(std::string name) {
-        if (!name.ends_with(".replaced")) return false;
-        name = name.substr(0, name.rfind('.'));
-        return name.size() >= 13 && name.rfind("step-", 0) == 0 &&
-            name.find_first_not_of("0123456789", 5) == name.npos;
     }
 
 public:
@@ -117,25 +110,15 @@ public:
     // removes what interrupted saves left behind; restores a checkpoint that such a save had moved aside
     static void remove_leftovers(const std::string& dir) {
         std::error_code ignored;
-        std::vector<std::string> replaced_ones;
         for (auto& entry : std::filesystem::directory_iterator(dir, ignored)) {
-            std::string path = entry.path(), name = entry.path().filename();
-            if (is_replaced(name)) replaced_ones.push_back(path);
-        }
-
-        // moved aside by swap_folders(), but the new checkpoint never took its place: restore it
-        for (auto& path : replaced_ones) {
-            std::string whole = path.substr(0, path.rfind('.'));
-            if (!std::filesystem::exists(whole)) std::filesystem::rename(path, whole, ignored);
-        }
-
-        for (auto& entry : std::filesystem::directory_iterator(dir, ignored)) {
-            std::string name = entry.path().filename();
+            std::string name = entry.path().filename(), whole = name.substr(0, name.rfind('.'));
             bool partial = name.rfind(".step-", 0) == 0 && name.ends_with(".partial");
-            std::string whole = dir + "/" + name.substr(0, name.rfind('.'));
-            // if it could not be restored, it is the only copy
-            bool was_replaced = is_replaced(name) && std::filesystem::exists(whole);
-            if (partial || was_replaced) std::filesystem::remove_all(entry.path(), ignored);
+            bool replaced = name.ends_with(".replaced") && step_of(whole) >= 0;  // by swap_folders()
+            whole = dir + "/" + whole;
+            // the new checkpoint never took its place: this is the only copy
+            if (replaced && !std::filesystem::exists(whole))
+                std::filesystem::rename(entry.path(), whole, ignored);
+            else if (partial || replaced) std::filesystem::remove_all(entry.path(), ignored);
         }
     }
 };

@@ -41,7 +41,7 @@ inline std::string compare_replicas(Model& model, const Optimizer& o, long step)
     const ParameterTable& table = model.table;
     // tied: only wte; replicated: not the shards of tensor parallelism; with_state: low_bits, m and v too
     struct { const comm::Group& group; bool tied, replicated, with_state; } all[] = {
-        {model.grid.tp, false, true, true}, {model.grid.dp, false, false, table.layout.optimizer_shards == 1},
+        {model.grid.tp, false, true, true}, {model.grid.dp, false, false, model.setup.optimizer_shards == 1},
         {model.grid.tied, true, false, true}};
 
     if (std::ranges::all_of(all, [](auto& each) { return each.group.size == 1; })) return "";
@@ -53,7 +53,7 @@ inline std::string compare_replicas(Model& model, const Optimizer& o, long step)
         std::vector<int64_t> mine;
         std::vector<const Parameter*> tensors;
         for (size_t i = 0; i < table.list.size(); i++) {
-            if ((tied && (int)i != table.wte) || (replicated && table.list[i].split)) continue;
+            if ((tied && (int)i != table.wte) || (replicated && table.list[i].is_split())) continue;
             for (int k = 0; k < 4; k++) mine.push_back(k == 0 || with_state ? sums[4 * i + k] : 0);
             tensors.push_back(&table.list[i]);
         }

@@ -50,7 +50,7 @@ inline void store_state(const LoadedState& state, Model& model, Optimizer* optim
     }
 
     // each rank has set only its own slice of the parameters: all-gather them
-    if (!optimizer || model.table.layout.optimizer_shards == 1) return;
+    if (!optimizer || model.setup.optimizer_shards == 1) return;
     for (auto& bucket : model.table.buckets) {
         long slice = bucket.elements / model.grid.d;
         floatX* w = model.weights + bucket.offset;

@@ -52,9 +52,9 @@ inline std::vector<ShardRange> state_ranges(const Model& model, const Optimizer&
             long begin = part.at - p.offset, first = begin, last = std::min(begin + part.n, p.stored());
 
             if (to_write && p.is_copy) continue;
-            bool all_replicas_hold_it = model.table.layout.optimizer_shards == 1;
+            bool all_replicas_hold_it = model.setup.optimizer_shards == 1;
             if (to_write && all_replicas_hold_it) cut_range(first, last, grid.data, grid.d);
-            if (to_write && !p.split) cut_range(first, last, grid.tensor, grid.t);
+            if (to_write && !p.is_split()) cut_range(first, last, grid.tensor, grid.t);
             if (first >= last) continue;
             out.push_back({p, kind, first, last - first, part.state_offset + (first - begin), at});
             at += (size_t)(last - first);

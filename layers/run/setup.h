@@ -119,17 +119,17 @@ inline void open_autotuner(const Options& o, const RunState& state) {
 // GEMMs run faster than on real data
 inline void fill_at_random(Model& model) {
     const ModelShape& shape = model.shape;
-    BatchShape batch = {model.setup.B, shape.T};
+    int B = model.setup.B, T = shape.T;
     if (model.loads_tokens())
         for (int index = 0; index < std::min(2, model.setup.micro_batches); index++) {
-            std::vector<int> samples((size_t)batch.B * (batch.T + 1));
+            std::vector<int> samples((size_t)B * (T + 1));
             for (size_t i = 0; i < samples.size(); i++)
                 samples[i] = (int)(uniform(0, purpose("tuning"), i + index * samples.size()) * shape.V);
-            put_tokens_on_host(model, model.token_buffer, samples, batch, index);
+            put_tokens_on_host(model, model.token_buffer, samples, B, index);
         }
 
     if (model.grid.p == 1) return;  // nothing is received
-    std::vector<floatX> values((size_t)model.tp.rows(batch.rows()) * shape.C);
+    std::vector<floatX> values((size_t)model.grid.rows(B * T) * shape.C);
     normals(values.data(), 0, purpose("tuning"), 0, (long)values.size(), 1);
     for (floatX* received : {model.inputs[0].x, model.dx_buffers[0].x})
         copy_to_device(received, values.data(), values.size() * sizeof(floatX), model.stream);
@@ -140,11 +140,10 @@ inline int timed_micro_batches(const Model& model) { return std::min(2, model.se
 
 // forward and backward of up to two micro-batches, to time GEMMs and load kernels
 inline void compute_once(Model& model) {
-    BatchShape batch = {model.setup.B, model.shape.T};
     // micro-batch 0 sets gradients, micro-batch 1 adds to them
     for (int index = 0; index < timed_micro_batches(model); index++)
         for (int chunk = 0; chunk < model.setup.chunks; chunk++) {
-            MicroBatch mb = {index, false, chunk, batch, model.in_flight[0], model.inputs[0],
+            MicroBatch mb = {index, false, chunk, model.max_rows(), model.in_flight[0], model.inputs[0],
                              &model.dx_buffers[0]};
             copy_tokens(model, mb);
             forward(model, mb, 1);

@@ -269,15 +269,16 @@ static bool add_validation_losses(double& sum, Run& run, Trainer& trainer,
     int mine = (batches + grid.d - 1 - grid.data) / grid.d;  // dealt round-robin, as in training
 
     auto first_of = [&](int i) { return (i * grid.d + grid.data) * B; };
-    std::vector<BatchShape> sizes;
-    for (int i = 0; i < mine; i++) sizes.push_back({std::min(B, n - first_of(i)), T});
+    auto size_of = [&](int i) { return std::min(B, n - first_of(i)); };  // in samples
+    std::vector<int> rows;
+    for (int i = 0; i < mine; i++) rows.push_back(size_of(i) * T);
 
     auto read = [&] {
         std::vector<int> samples((size_t)B * (T + 1));
         for (int i = 0; model.loads_tokens() && i < mine; i++) {
-            for (int b = 0; b < sizes[i].B; b++)
+            for (int b = 0; b < size_of(i); b++)
                 run.validation->read_at(&samples[(size_t)b * (T + 1)], chosen[first_of(i) + b]);
-            put_tokens_on_host(model, model.token_buffer, samples, sizes[i], i);
+            put_tokens_on_host(model, model.token_buffer, samples, size_of(i), i);
         }
     };
 
@@ -286,7 +287,7 @@ static bool add_validation_losses(double& sum, Run& run, Trainer& trainer,
 
     clear_losses(model);
     Schedule schedule = make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false});
-    run_schedule(model, schedule, token_batches(model, sizes, 0), 0);
+    run_schedule(model, schedule, rows, 0);
     sum += gather_reports(model, mine, {}, 1, {}).losses[0];
     refuse_expired_waits("the validation loss", model.stream);
     return true;
