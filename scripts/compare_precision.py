@@ -31,11 +31,8 @@ o.output = os.path.abspath(o.output)
 os.chdir(os.path.dirname(os.path.abspath(__file__)) + "/..")
 os.makedirs(o.output, exist_ok=True)
 
-gpu = (
-    shutil.which("nvcc") and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
-    if shutil.which("nvidia-smi")
-    else False
-)
+gpu = shutil.which("nvcc") and shutil.which("nvidia-smi")
+gpu = gpu and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
 device = "cuda" if gpu else "cpu"
 for target, precision in (("cpu", "fp32"), (device, "bf16")):
     subprocess.run(["make", "-s", "-j2", f"DEVICE={target}", f"PRECISION={precision}"], check=True)

@@ -31,8 +31,8 @@ from pathlib import Path
 from charts import bars, over_time, table
 from figure_hans import hans
 from figure_throughput import throughput
-from over_ranks import limited, output_of, words
-from planned import PROGRAM, ROOT, plan
+from over_ranks import limited, output_of
+from planned import PROGRAM, ROOT, plan, plan_of
 
 
 # ---- figure 1 --------------------------------------------------------------------------------------------
@@ -50,32 +50,10 @@ MODELS = (
 )
 
 
-def parameters_of(preset):
-    options = words({"model": preset, "hardware": "dgx-a100", **LAYOUTS[preset]})
-    out = output_of([PROGRAM, "--plan", *options], cwd=ROOT)
-    return int(re.search(r"^model +([\d,]+) parameters", out, re.M)[1].replace(",", ""))
-
-
-# that fit, so that the plan is printed and not refused
-LAYOUTS = {
-    "1558M": {"batch": 1, "micro-batch": 1},
-    "8.3B": {"tensor-parallel": 8, "batch": 1, "micro-batch": 1},
-    "17B": {"tensor-parallel": 4, "pipeline-parallel": 2, "batch": 1, "micro-batch": 1},
-    "175B": {"tensor-parallel": 8, "pipeline-parallel": 8, "batch": 8, "micro-batch": 1, "recompute": "full"},
-    "530B": {
-        "tensor-parallel": 8,
-        "pipeline-parallel": 35,
-        "batch": 35,
-        "micro-batch": 1,
-        "recompute": "full",
-    },
-}
-
-
 def sizes(_options):
     models = [
         {"name": name, "year": year, "parameters": parameters, "source": source, "preset": preset,
-         "ours": parameters_of(preset) if preset else None}
+         "ours": plan_of({"model": preset, "hardware": "dgx-a100"})["parameters"] if preset else None}
         for name, year, parameters, source, preset in MODELS
     ]  # fmt: skip
     rows = [

@@ -12,7 +12,6 @@ represent (rotary embeddings, RMSNorm, gated MLPs, grouped queries, experts …)
 import argparse
 import json
 import pickle
-import re
 import sys
 from pathlib import Path
 
@@ -246,7 +245,6 @@ def main():
 
     out = to_huggingface(tensors, args, vocabulary)
     shapes = {name: list(tensor.shape) for name, tensor in out.items()}
-    layers = 1 + max(int(re.search(r"h\.(\d+)\.", name)[1]) for name in shapes if ".h." in name)
     options.output.mkdir(parents=True, exist_ok=True)
     partial = options.output / "model.safetensors.partial"
     try:
@@ -259,7 +257,7 @@ def main():
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "activation_function": "gelu_new",
-        "n_layer": layers,
+        "n_layer": args.num_layers,
         "n_embd": shapes["transformer.wte.weight"][1],
         "n_head": args.num_attention_heads,
         "n_positions": shapes["transformer.wpe.weight"][0],

@@ -82,7 +82,7 @@ def planned_operations(m):
     out = subprocess.run([program, *words.split()], capture_output=True, text=True).stdout
     if not out.startswith("{"):
         sys.exit(f"kernel_report.py: {program} plans no step: run make first")
-    return json.JSONDecoder().raw_decode(out)[0]["stages"][0]["operations"]
+    return json.loads(out)["stages"][0]["operations"]
 
 
 def works_of(m, kernels, operations, gpu):

@@ -360,6 +360,8 @@ def prepare_nccl(folder):
 
 def check_layouts(transport):
     prepare(ROOT)
+    if transport == "nccl":
+        subprocess.run(MAKE_NCCL.split(), cwd=ROOT, check=True)
     for command in LAYOUT_COMMANDS if transport == "mpi" else NCCL_LAYOUTS:
         wrong = run(command, ROOT)
         check(not wrong, f"{command}: {wrong}")

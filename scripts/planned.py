@@ -11,10 +11,14 @@ PROGRAM = ROOT / "build/cpu-fp32/train_gpt"
 MTNLG = ROOT / "scripts/mtnlg-530b.conf"
 
 
-def plan(options):
+def plan_of(options):
     """--plan as a dict, also where a layout does not fit."""
-    command = [PROGRAM, "--plan", *words({"config": MTNLG, "plan-json": "-", **options})]
+    command = [PROGRAM, "--plan", *words({"plan-json": "-", **options})]
     done = limited(command, 120, cwd=ROOT, env=environment)
-    if "{" not in done.stdout:
+    if not done.stdout:
         sys.exit(f"figures.py: {done.stderr.strip()}")
-    return json.JSONDecoder().raw_decode(done.stdout[done.stdout.index("{") :])[0]
+    return json.loads(done.stdout)
+
+
+def plan(options):
+    return plan_of({"config": MTNLG, **options})

@@ -73,7 +73,6 @@ def of_pipeline(d):
     activations = [stage["activations"] for stage in plain["memory"]]
     return {
         "bubble": plain["bubble"],
-        "idle": plain["idle"],
         "bubble_16": more["bubble"],
         "bubble_chunks": chunks["bubble"],
         "seconds": plain["seconds"],
@@ -95,7 +94,6 @@ def of_data(d):
     return {
         "buckets": len(scatters),
         "first_bucket": scatters[0]["bucket"],
-        "optimizer_1": optimizer(1, 1),
         "optimizer_8": optimizer(8, 1),
         "optimizer_8_whole": optimizer(8, 0),
         "share": optimizer(8, 1) / optimizer(8, 0),
@@ -117,7 +115,6 @@ def of_planet(d):
         "days": plan["days"],
         "bubble": plan["bubble"],
         "micro_batches": plan["micro_batches"],
-        "mfu": plan["mfu"],
         "one_gpu_years": plan["gpu_hours"] / 24 / 365,
     }
 
@@ -135,7 +132,6 @@ def of_recipe(d):
         "days": d["mtnlg"]["days"],
         "sets": len(d["blend"]),
         "largest": max(d["blend"], key=lambda s: s["weight"])["set"],
-        "peak_rate": max(row["learning_rate"] for row in d["ramped"]),
     }
 
 

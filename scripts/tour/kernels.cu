@@ -1,5 +1,5 @@
 // kernels.cu   two kernels on the emulated device, access by access, as JSON for the tour's second chapter
-//   One line a kernel: {"kernel", "grid", "block", "shared_bytes", "tensors": [{name, type, rows, columns}],
+//   One line a kernel: {"kernel", "grid", "block", "tensors": [{name, type, rows, columns}],
 //   "lines": [file:line …], "counts": {line: [requests, sectors, used, turns, least_turns]},
 //   "accesses": [[thread, barriers passed, tensor or -1 (shared memory), first byte, bytes, writes, line] …]}
 //   of the first block of the launch. Needs SANITIZE=thread, DEVICE=emulated and PRECISION=bf16.

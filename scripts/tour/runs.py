@@ -49,8 +49,7 @@ def train(options, ranks=1):
 
 def plan(options):
     """The plan as a dict; refused options are a ProgramError with the program's own words."""
-    out = run([BUILD / "train_gpt", "--plan", *words({**options, "plan-json": "-"})])
-    return json.JSONDecoder().raw_decode(out)[0]
+    return json.loads(run([BUILD / "train_gpt", "--plan", *words({**options, "plan-json": "-"})]))
 
 
 def plan_with_timeline(options, work):
@@ -203,9 +202,8 @@ MTNLG = {"config": ROOT / "scripts/mtnlg-530b.conf", "world-size": 2240}
 
 
 def planet(work):
-    planned = plan(MTNLG)
     timeline = work / "step.json"
-    run([BUILD / "train_gpt", "--plan", *words({**MTNLG, "timeline": timeline})])
+    planned = plan({**MTNLG, "timeline": timeline})
     return {
         "plan": planned,
         "axes": figure_throughput.each_axis_alone(),

@@ -14,7 +14,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 KERNELS = {
     "layernorm_forward": "layernorm_forward_rows_kernel",
     "layernorm_backward": "layernorm_backward_rows_kernel",
-    "cross_entropy": "cross_entropy_kernel",
     "flash_attention_forward": "flash_forward_kernel",
     "flash_attention_backward": "flash_backward_kernel",
 }

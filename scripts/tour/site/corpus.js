@@ -3,19 +3,15 @@
 
 Tour.widgets["corpus.pages"] = (place, data) => {
   const page = element("div", { "aria-live": "polite" });
-  const table = element("table", {}, element("thead", {}, element("tr", {},
-    ...["page", ...data.steps].map((h) => element("th", { scope: "col" }, h)))));
   const cell = (p, step) => {
     if (step === "tokens") return p.end === "tokens" ? "yes" : "";
     if (step in p.texts) return String(p.texts[step].length);
     return step === p.end ? "ends here" : "";
   };
-  table.append(element("tbody", {}, ...data.pages.map((p) => element("tr", {}, element("td", {}, p.name),
-    ...data.steps.map((step) => element("td", {}, cell(p, step)))))));
+  const rows = data.pages.map((p) => [p.name, ...data.steps.map((step) => cell(p, step))]);
   const pages = choice("page", data.pages.map((p) => p.name), show);
   place.append(element("div", { class: "panel" },
-    element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "pages and steps" },
-      table),
+    scroller("pages and steps", table(["page", ...data.steps], rows)),
     element("div", { class: "row" }, pages.row), page));
 
   const box = (title, text) => element("div", {}, element("div", { class: "small quiet" }, title),

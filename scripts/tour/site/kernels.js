@@ -111,8 +111,7 @@ Tour.widgets["kernels.player"] = (place, data) => {
       element("p", { class: "quiet" },
         `Request ${at + 1} of the ${all.length} shown for warp ${warp}; after ` +
         `${request.barriers} __syncthreads(); ${place}`),
-      element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "lanes and memory" },
-        picture(request)),
+      scroller("lanes and memory", picture(request)),
       element("p", {}, request.tensor < 0 ?
         `${request.lanes.length} lanes, ${asked} bytes, ${touched.size} words.` :
         `${request.lanes.length} lanes ask for ${asked} bytes: ${touched.size} sectors, ` +
@@ -128,16 +127,9 @@ Tour.widgets["kernels.player"] = (place, data) => {
 };
 
 Tour.widgets["kernels.counts"] = (place, data) => {
-  const rows = data.kernels.flatMap((k) => Object.entries(k.counts).map(([line, c]) => element("tr", {},
-    element("td", {}, `${k.kernel}, ${line.split(" in ").pop()}`),
-    ...[number(c[0]), number(c[1]), c[1] ? `${Math.round(100 * c[2] / (32 * c[1]))} %` : "", number(
-        c[3]),
-      number(c[3] - c[4])
-    ].map((v) => element("td", {}, v)))));
-  place.append(element("div", { class: "scroll", tabindex: 0,
-    role: "group", "aria-label": "counts by line" },
-    element("table", {}, element("thead", {}, element("tr", {},
-      ...["line", "requests", "sectors", "used", "shared turns", "conflicts"].map((
-          h) =>
-        element("th", { scope: "col" }, h)))), element("tbody", {}, ...rows))));
+  const rows = data.kernels.flatMap((k) => Object.entries(k.counts).map(([line, c]) => [
+    `${k.kernel}, ${line.split(" in ").pop()}`, number(c[0]), number(c[1]),
+    c[1] ? `${Math.round(100 * c[2] / (32 * c[1]))} %` : "", number(c[3]), number(c[3] - c[4])]));
+  const heads = ["line", "requests", "sectors", "used", "shared turns", "conflicts"];
+  place.append(scroller("counts by line", table(heads, rows)));
 };

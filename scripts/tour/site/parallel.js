@@ -51,8 +51,7 @@ Tour.widgets["tensor.player"] = (place, data) => {
 
   function show(next) {
     at = next;
-    [...list.children].forEach((b, i) => (i === at ? b.setAttribute("aria-current", "true") :
-      b.removeAttribute("aria-current")));
+    markCurrent([...list.children], at);
     const lines = [...Array(ranks).keys()].map((rank) => linesOf(rank)[at]);
     const isCall = lines[0].kind === "call";
     const boxes = lines.map((line, rank) => {
@@ -79,22 +78,11 @@ Tour.widgets["data.calls"] = (place, data) => {
   const page = element("div", {});
   const show = (zero) => {
     const calls = data.runs.find((r) => r.zero === zero).calls;
-    page.replaceChildren(element("div", {
-      class: "scroll",
-      tabindex: 0,
-      role: "group",
-      "aria-label": "what rank 0 sends and updates, in order"
-    }, element("table", {},
-      element("thead", {}, element("tr", {}, ...["in this order", "of", "bucket", "values",
-        "ranks", "stream"
-      ].map((h) =>
-        element("th", { scope: "col" }, h)))),
-      element("tbody", {}, ...calls.map((c) => element("tr", {}, element("td", {}, c.name),
-        element("td", {}, c.label ||
-          (zero ? "the rank's slice" : "all parameters")), element("td", {}, c.bucket ===
-          undefined ? "" : c.bucket),
-        element("td", {}, c.values_in_all ? number(c.values_in_all) : ""),
-        element("td", {}, c.ranks ? c.ranks.join(" ") : "0"), element("td", {}, c.stream)))))));
+    const rows = calls.map((c) => [c.name, c.label || (zero ? "the rank's slice" : "all parameters"),
+      c.bucket === undefined ? "" : String(c.bucket), c.values_in_all ? number(c.values_in_all) : "",
+      c.ranks ? c.ranks.join(" ") : "0", c.stream]);
+    const heads = ["in this order", "of", "bucket", "values", "ranks", "stream"];
+    page.replaceChildren(scroller("what rank 0 sends and updates, in order", table(heads, rows)));
   };
   const zero = choice("optimizer state sharded (ZeRO-1)", ["yes", "no"], (v) => show(v === "yes" ? 1 :
   0));
@@ -135,7 +123,7 @@ function memoryBars(rows, label) {
     svg.append(element("rect", { x, y, width: 11, height: 11, fill: `var(${shades[k]})` }),
       element("text", { x: x + 16, y: y + 10 }, kind));
   });
-  return element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": label }, svg);
+  return scroller(label, svg);
 }
 
 Tour.widgets["data.memory"] = (place, data) => {

@@ -8,8 +8,7 @@ Tour.widgets["pipeline.player"] = (place, data) => {
     time = 0,
     playing = null;
   const live = location.protocol.startsWith("http") && Tour.live;
-  const drawing = element("div", { class: "scroll", tabindex: 0,
-  role: "group", "aria-label": "the schedule" });
+  const drawing = scroller("the schedule");
   const said = element("div", { "aria-live": "polite" });
   const clock = slider("time", 1000, (value) => { time = value / 1000;
     move(); }, 1000, (t) => `${t / 10} %`);
@@ -128,20 +127,17 @@ Tour.widgets["pipeline.player"] = (place, data) => {
       peak[e.stage] = Math.max(peak[e.stage], held[e.stage]);
     }
     const most = schedule.memory.map((x) => x.activations);
-    const row = (name, cells) => element("tr", {}, element("th", { scope: "row" }, name),
-      ...cells.map((c) => element("td", {}, c)));
     said.replaceChildren(
       element("p", {},
         `The step takes ${schedule.seconds.toFixed(3)} s on the planned machine. The bubble is ` +
         `${(100 * schedule.bubble).toFixed(1)} % of the ideal time by the formula (p − 1) / (v m); ` +
         "the average stage is " +
         `idle for ${(100 * schedule.idle).toFixed(1)} % of the step.`),
-      element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "in flight" },
-        element("table", {},
-          element("tbody", {}, row("stage", held.map((_, i) => String(i))),
-            row("chunks of micro-batches in flight now", held.map(String)), row("at most, until now",
-              peak.map(String)),
-            row("memory for activations", most.map(bytes))))));
+      scroller("in flight", element("table", {}, element("tbody", {},
+        row("stage", held.map((_, i) => String(i))),
+        row("chunks of micro-batches in flight now", held.map(String)),
+        row("at most, until now", peak.map(String)),
+        row("memory for activations", most.map(bytes))))));
   }
   draw();
 };

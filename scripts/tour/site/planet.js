@@ -77,16 +77,8 @@ Tour.widgets["planet.ranks"] = (place, data) => {
         `${at.stage === 0 ? " and the embedding" : ""}${at.stage === p - 1 ? " and the LM head" : ""}: ` +
         `${number(stage.parameters)} parameters.`),
       memoryBars([{ name: `rank ${chosen}`, memory: stage.memory }], `memory of rank ${chosen}`),
-      element("div", { class: "scroll", tabindex: 0,
-        role: "group", "aria-label": "what it sends in a step" },
-        element("table", {}, element("thead", {}, element("tr", {}, ...["sends in a step",
-            "calls, including receives",
-            "with"
-          ].map((h) =>
-            element("th", { scope: "col" }, h)))),
-          element("tbody", {}, ...groups.map(([name, s]) => element("tr", {}, element("td", {},
-              `${name}: ${bytes(s.bytes)}`),
-            element("td", {}, number(s.calls)), element("td", {}, whom[name])))))));
+      scroller("what it sends in a step", table(["sends in a step", "calls, including receives", "with"],
+        groups.map(([name, s]) => [`${name}: ${bytes(s.bytes)}`, number(s.calls), whom[name]]))));
   }
   canvas.addEventListener("click", (event) => {
     const scale = wide / canvas.getBoundingClientRect().width;
@@ -117,23 +109,16 @@ Tour.widgets["planet.ranks"] = (place, data) => {
         element(
         "span", { style: `display: inline-block; width: .8em; height: .8em; background: var(--${name})` }),
         ` ${what}`))),
-    element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "all GPUs" }, canvas),
+    scroller("all GPUs", canvas),
     said));
   show(0);
 };
 
 Tour.widgets["planet.axes"] = (place, data) => {
-  const row = (a) => element("tr", {}, element("td", {}, a.layout), element("td", {}, number(a.gpus)),
-    element("td", {}, `${a.gigabytes.toFixed(1)} GB`),
-    element("td", {}, a.fits ? `${a.seconds.toFixed(1)} s` : "does not fit"),
-    element("td", {}, a.fits ? `${(100 * a.mfu).toFixed(1)} %` : ""));
-  place.append(element("div", { class: "scroll", tabindex: 0,
-    role: "group", "aria-label": "each axis alone" },
-    element("table", {}, element("thead", {}, element("tr", {}, ...["layout", "GPUs", "a GPU holds",
-          "a step takes", "MFU"
-        ]
-        .map((h) => element("th", { scope: "col" }, h)))), element("tbody", {}, ...data.axes.map(
-      row)))));
+  const rows = data.axes.map((a) => [a.layout, number(a.gpus), `${a.gigabytes.toFixed(1)} GB`,
+    a.fits ? `${a.seconds.toFixed(1)} s` : "does not fit", a.fits ? `${(100 * a.mfu).toFixed(1)} %` : ""]);
+  const heads = ["layout", "GPUs", "a GPU holds", "a step takes", "MFU"];
+  place.append(scroller("each axis alone", table(heads, rows)));
 };
 
 Tour.widgets["planet.published"] = (place, data) => {
@@ -147,8 +132,7 @@ Tour.widgets["planet.timeline"] = (place, data) => {
   frame.setAttribute("role", "img");
   frame.setAttribute("aria-label",
     "A planned step of the stages: forwards, backwards, messages and buckets");
-  place.append(element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "timeline" },
-    frame));
+  place.append(scroller("timeline", frame));
 };
 
 // asks the planner itself: only where scripts/tour.sh serves the page

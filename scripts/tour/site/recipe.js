@@ -28,7 +28,7 @@ function curve(given, label, xName, yName, inSteps = false) {
     element("text", { x: wide - 10, y: high - 10, "text-anchor": "end" },
       `${xName}: to ${number(Math.max(...xs))}`),
     element("text", { x: left, y: 10 }, yName));
-  return element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": label }, svg);
+  return scroller(label, svg);
 }
 
 Tour.widgets["recipe.curves"] = (place, data) => {
@@ -61,10 +61,6 @@ Tour.widgets["recipe.blend"] = (place, data) => {
 };
 
 Tour.widgets["recipe.mtnlg"] = (place, data) => {
-  const row = (s) => element("tr", {}, element("td", {}, s.set), element("td", {}, String(s.weight)),
-    element("td", {}, `${s.drawn.toFixed(1)} billion`));
-  const head = ["set", "weight", "of the tokens drawn"].map((h) => element("th", { scope: "col" }, h));
-  place.append(element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "MT-NLG's sets" },
-    element("table", {}, element("thead", {}, element("tr", {}, ...head)),
-      element("tbody", {}, ...data.blend.map(row)))));
+  const rows = data.blend.map((s) => [s.set, String(s.weight), `${s.drawn.toFixed(1)} billion`]);
+  place.append(scroller("MT-NLG's sets", table(["set", "weight", "of the tokens drawn"], rows)));
 };

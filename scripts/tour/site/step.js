@@ -43,8 +43,7 @@ Tour.widgets["step.player"] = (place, data) => {
     const line = lines[at],
       told = data.operations[line.name],
       sources = data.sources[line.source];
-    buttons.forEach((b, i) => (i === at ? b.setAttribute("aria-current", "true") : b.removeAttribute(
-      "aria-current")));
+    markCurrent(buttons, at);
     const top = buttons[at].offsetTop - list.offsetTop;
     list.scrollTop = Math.max(0, top - list.clientHeight / 2);
     if (setHash) history.replaceState(null, "", `#operation-${at}`);
@@ -91,10 +90,7 @@ Tour.widgets["step.tokens"] = (place, data) => {
   const losses = embedding.tensors.find((t) => t.name === "losses").values;
   const asText = (token) => (token > 32 && token < 127 ?
     String.fromCharCode(token) : token === 32 ? "space" : `byte ${token}`);
-  const row = (name, cells) => element("tr", {}, element("th", { scope: "row" }, name),
-    ...cells.map((c) => element("td", {}, c)));
-  place.append(element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "tokens" },
-    element("table", {}, element("tbody", {},
+  place.append(scroller("tokens", element("table", {}, element("tbody", {},
       row("token", tokens.map(asText)), row("next token (target)", targets.map(asText)),
       row("loss", losses.map((l) => l.toFixed(3)))))));
 };

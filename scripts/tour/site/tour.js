@@ -80,15 +80,34 @@ function heatMap(values, rows, columns, label, most) {
   return element("div", {}, canvas, said);
 }
 
+// what may be wider than the page
+function scroller(label, ...children) {
+  return element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": label }, ...children);
+}
+
+// a table with a heading for each column; rows: lists of cells, or elements
+function table(heads, rows) {
+  const cells = (r) => (Array.isArray(r) ? element("tr", {}, ...r.map((c) => element("td", {}, c))) : r);
+  const head = (h) => (h ? element("th", { scope: "col" }, h) : element("td", {}));
+  return element("table", {}, element("thead", {}, element("tr", {}, ...heads.map(head))),
+    element("tbody", {}, ...rows.map(cells)));
+}
+
+// a row of a table whose headings are on the left
+function row(name, cells) {
+  return element("tr", {}, element("th", { scope: "row" }, name), ...cells.map((c) => element("td", {}, c)));
+}
+
+function markCurrent(elements, at) {
+  elements.forEach((e, i) => (i === at ? e.setAttribute("aria-current", "true") :
+    e.removeAttribute("aria-current")));
+}
+
 function valueTable(values, rows, columns) {
   const lines = [];
   for (let r = 0; r < rows; r++)
-    lines.push(element("tr", {}, element("th", { scope: "row" }, String(r)),
-      ...values.slice(r * columns, (r + 1) * columns).map((v) => element("td", {}, number(v)))));
-  const head = [...Array(columns).keys()].map((c) => element("th", { scope: "col" }, String(c)));
-  return element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "values" },
-    element("table", {}, element("thead", {}, element("tr", {}, element("td", {}), ...head)),
-      element("tbody", {}, ...lines)));
+    lines.push(row(String(r), values.slice(r * columns, (r + 1) * columns).map((v) => number(v))));
+  return scroller("values", table(["", ...[...Array(columns).keys()].map(String)], lines));
 }
 
 // a tensor of a record, as a figure; key: values or before
