@@ -125,6 +125,8 @@ void test_loader() {
                                                      patch(path, 16, std::string(8, '\x7f'));
                                          TokenFile f(path); });
     refuses("version 9", [&] { write_file(path, whole); patch(path, 8, "\x09"); TokenFile f(path); });
+    check(Loader({make_tokens("d.bin", 80, 257)}, 8, 1).samples() == 9 &&
+          Loader({make_tokens("d.bin", 81, 257)}, 8, 1).samples() == 10, "the last target is a token too");
     refuses("one sample needs", [&] { Loader({make_tokens("d.bin", 8, 257)}, 8, 1); });
     refuses("must agree", [&] { Loader({make_tokens("d.bin", 100, 257), make_tokens("e.bin", 100, 300)}, 8,
                                        1); });
@@ -142,6 +144,15 @@ void test_loader() {
     usleep(20000);  // a file system's clock may be coarse
     patch(path, 1024, "x");
     refuses("has been written to while it was in use", [&] { changing.read(t.data(), 0, 4, 50257); });
+    write_file(path, header + tokens);
+    auto sum_of_llmc = [&](int at) {  // of a file with another token there
+        std::string many(200000, 'a');
+        many[at] = 'b';
+        write_file(path, bytes(20240520, 1, 100000) + std::string(1012, 0) + many);
+        return fingerprint_of(TokenFile(path));
+    };
+    check(sum_of_llmc(0) != sum_of_llmc(199998) && sum_of_llmc(100000) != sum_of_llmc(199998),
+          "without checksums, the first and the last tokens tell files apart");
     write_file(path, header + tokens);
     refuses("token 50000 at offset 1030", [&] { TokenFile(path).read(t.data(), 0, 4, 50000); });
     refuses("truncated or damaged", [&] { write_file(path, header + tokens.substr(1)); TokenFile f(path); });

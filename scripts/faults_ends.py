@@ -100,6 +100,12 @@ def foreign_checkpoints():
         )
         told = "this is different data" in r.stdout
         check(r.returncode == 0 and told, f"--other-data yes: {r.stderr[-300:]}")
+        # saved elsewhere, it is a run of these data from there on
+        went_on = f"{name}-went-on"
+        words = f"--steps 21 --resume {name} --save {went_on} --other-data yes".split()
+        done = [run(command(*words, ranks=ranks, data=other))]
+        done.append(run(command("--steps", 22, "--resume", went_on, ranks=ranks, data=other)))
+        check([r.returncode for r in done] == [0, 0], f"and on: {[r.stderr[-300:] for r in done]}")
 
         # two checkpoints renamed into each other
         a, b = WORK / name / "step-00000010", WORK / name / "step-00000020"
@@ -245,7 +251,7 @@ def two_launchers():
     """An error that would only repeat itself is not retried, and a run has one launcher."""
     hosts = WORK / "hosts"
     hosts.write_text("localhost\n")
-    here = str(BUILD.parent.parent / "scripts/launch.py")
+    here = str(REPOSITORY / "scripts/launch.py")
     env = dict(environment, LAUNCH_DIR=str(BUILD), LAUNCH_PAUSE="1")
     launch = ["python3", here, "mpirun", str(hosts), "1"]
     options = command("--save", "launched", "--save-every", 20)[1:]

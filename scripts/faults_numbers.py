@@ -253,6 +253,9 @@ def rollbacks():
     check(r.returncode == 3 and len(said) == 3 and all(int(step) > 30 for step in said), ends)
     sixth = metrics(WORK / "straight.jsonl")[6], metrics(WORK / "again.jsonl")[6]
     check(sixth[0] != sixth[1] and sixth[1][0], f"step 6, before and after: {sixth}")
+    lines = json_lines(WORK / "straight.jsonl") + json_lines(WORK / "again.jsonl")
+    rates = [line["learning_rate"] for line in lines if line["step"] == 6]
+    check(len(rates) == 2 and rates[0] == rates[1], f"passed-over samples do not change its rate: {rates}")
     index = json.loads((WORK / "again/step-00000005/index.json").read_text())
     check(index["step"] == 5, "the checkpoint stays")
 

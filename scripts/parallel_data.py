@@ -46,6 +46,20 @@ def test_answers():
     tokens = 12 * 8 * (every[0][0] - other[0][0]) / (one[0][0] - other[0][0])
     check(abs(tokens - round(tokens)) < 1e-6 and 20 < tokens < 76, f"{tokens} of 96 tokens are of answers")
 
+    # the same of validation losses, of the first 5 sequences, where nothing is learnt; twice, so that losses
+    # of training, and of the round before, lie where these go
+    still = "--learning-rate 0 --min-learning-rate 0 --evaluate-every 1 --steps 2".split()
+    three = (("asked", ()), ("asked", only), ("others", only))
+    validated = [losses("validated", 1, data, *how, *still)[2] for data, how in three]
+    tokens = [5 * 8 * (every - others) / (asked - others) for every, asked, others in zip(*validated)]
+    good = all(abs(n - round(tokens[0])) < 1e-6 and 5 < n < 35 for n in tokens)
+    check(len(tokens) == 2 and good, f"{tokens} of 40 validation tokens are of answers")
+
+    # steps whose few tokens are all of questions change nothing, and are no spike
+    few = "--sequence 2 --batch 1 --steps 12 --warmup-tokens 0".split()
+    got = losses("no answers", 1, "asked", *only, *few)
+    check(got and len(got[0]) == 12 and 0 in got[0] and max(got[0]) > 1, f"without answers: {got}")
+
     for ranks, options in (
         (8, {"tensor-parallel": 2, "pipeline-parallel": 2}),
         (4, {"tensor-parallel": 4, "recompute": "light"}),

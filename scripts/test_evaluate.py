@@ -271,6 +271,32 @@ out, _ = typed.communicate(timeout=60)
 check(typed.returncode == 0 and out.startswith(want.stdout) and "\ncd" in out, f"typed prompts: {out}")
 
 # what is refused, once
+open(f"{work}/bad.jsonl", "w").write('{"prompt": "a"}\n{"prompt": "a", "top_q": 1}\n')
+open(f"{work}/own.eval.txt", "w").write("a text\n")
+open(f"{work}/bad3.jsonl", "w").write('{"prompt": "a", "top_p": 1.5}\n')
+open(f"{work}/bad4.jsonl", "w").write('{"prompt": "a", "stop": [""]}\n')
+open(f"{work}/bad2.jsonl", "w").write('{"prompt": "a", "temperature": -1}\n')
+open(f"{work}/long.jsonl", "w").write(json.dumps({"context": "a", "continuations": ["b" * 33]}) + "\n")
+run(
+    1,
+    f"--task requests --from {work}/long.jsonl --vocabulary bytes --output {work}/long.eval".split(),
+    program="tasks",
+)
+open(f"{work}/vocab.bpe", "w").write("#version: 0.2\n" + "".join(f"{chr(33 + i)} a\n" for i in range(43)))
+run(
+    1,
+    [
+        "--task",
+        "requests",
+        "--from",
+        f"{work}/own.jsonl",
+        "--vocabulary",
+        f"{work}/vocab.bpe",
+        "--output",
+        f"{work}/gpt.eval",
+    ],
+    program="tasks",
+)
 for extra, message in (
     (["--evaluate", f"{text}.txt"], "is not an evaluation file"),
     (["--evaluate", f"{work}/none.eval"], "cannot be read"),
@@ -293,32 +319,6 @@ for extra, message in (
     (["--evaluate", f"{work}/long.eval"], "every document has a continuation of more than the 32 tokens"),
     (["--evaluate", f"{work}/gpt.eval"], "has vocabulary size 300, the model 257"),
 ):
-    open(f"{work}/bad.jsonl", "w").write('{"prompt": "a"}\n{"prompt": "a", "top_q": 1}\n')
-    open(f"{work}/own.eval.txt", "w").write("a text\n")
-    open(f"{work}/bad3.jsonl", "w").write('{"prompt": "a", "top_p": 1.5}\n')
-    open(f"{work}/bad4.jsonl", "w").write('{"prompt": "a", "stop": [""]}\n')
-    open(f"{work}/bad2.jsonl", "w").write('{"prompt": "a", "temperature": -1}\n')
-    open(f"{work}/long.jsonl", "w").write(json.dumps({"context": "a", "continuations": ["b" * 33]}) + "\n")
-    run(
-        1,
-        f"--task requests --from {work}/long.jsonl --vocabulary bytes --output {work}/long.eval".split(),
-        program="tasks",
-    )
-    open(f"{work}/vocab.bpe", "w").write("#version: 0.2\n" + "".join(f"{chr(33 + i)} a\n" for i in range(43)))
-    run(
-        1,
-        [
-            "--task",
-            "requests",
-            "--from",
-            f"{work}/own.jsonl",
-            "--vocabulary",
-            f"{work}/vocab.bpe",
-            "--output",
-            f"{work}/gpt.eval",
-        ],
-        program="tasks",
-    )
     for ranks in (1, 2):
         result = run(ranks, ["--resume", f"{work}/model", *extra])
         check(

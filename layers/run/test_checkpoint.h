@@ -25,6 +25,7 @@ void check_bf16_moments(const char* master_weights) {
     Options o;
     o.moments = "bf16";
     o.master_weights = master_weights;
+    o.clip = 0.1;  // the norm counts, and with it what a save leaves between the tensors of the gradients
     ModelShape shape = {2, 12, 3, 5, 11, 16};
     std::string dir = scratch_folder + "/bf16-moments";
     std::vector<int> samples = some_samples(2, 5, 11);
@@ -133,6 +134,40 @@ void check_pieces_and_files() {
     }
 }
 
+// a save that has failed is tried again after a pause, long before the next one is due
+void check_failed_save() {
+    Options o;
+    Trial trial(o, {2, 12, 3, 5, 11, 16}, 2);
+    Run run;
+    run.options.save = scratch_folder + "/not/there";
+    run.options.save_every = 100;
+    CheckpointWriter writer(run, trial.model, trial.optimizer, nullptr);
+    writer.begin(trial.model);
+    while (!writer.is_idle()) {
+        usleep(1000);
+        writer.advance({writer.status()});
+    }
+    check(writer.failed_attempts() == 1 && !writer.is_due(101), "a failed save, and a pause");
+    usleep((useconds_t)(1e6 * writer.seconds_to_wait()) + 1000);
+    check(writer.is_due(101), "it is tried again");
+}
+
+// what a save has written is compared to its end, of more than one buffer too
+void check_read_back() {
+    std::string folder = scratch_folder + "/read-back";
+    fs::create_directories(folder);
+    std::vector<real> values(3 << 20, 1);
+    Parameter p = {};
+    p.name = "long";
+    p.shape = p.count = {(long)values.size()};
+    p.start = {0};
+    Snapshot snapshot = {{{p, Master, 0, (long)values.size(), -1, 0}}, values.data()};
+    write_rank_file(folder, 0, snapshot);
+    verify_rank_file(folder, 0, snapshot);
+    patch(folder + "/rank-00000.bin", values.size() * sizeof(real) - 3, "x");
+    refuses("reads back other values", [&] { verify_rank_file(folder, 0, snapshot); });
+}
+
 // --check-every: a parameter that changes within a step, and a gradient that differs when computed again
 void check_repeated_step() {
     Options o;
@@ -166,6 +201,8 @@ void test_checkpoint() {
     check_save_interval();
     check_running_statistics();
     check_pieces_and_files();
+    check_read_back();
+    check_failed_save();
     check_repeated_step();
     check_bf16_moments("yes");
     if (!master_is_parameter) check_bf16_moments("no");

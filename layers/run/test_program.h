@@ -267,6 +267,9 @@ void test_resume() {
     o = eight("short", "--resume " + s + "/short --steps 6");
     check(o.out.find("the learning rate stays at 3.00e-04 after 384 tokens") != o.out.npos &&
           o.out.find("lr 3.00e-04") != o.out.npos, "beyond its decay: " + o.out);
+    o = eight("short", "--resume " + s + "/short --steps 7 --warmup-tokens 50 --save no");
+    check(o.out.find("note: --warmup-tokens is 50, the checkpoint was trained with 3") != o.out.npos,
+          "another warm-up: " + o.out);
     o = run(programs + "/train_gpt --resume " + s + " --generate Hi");
     check(o.code == 1 && o.out.find("did you mean " + s + "/") != o.out.npos, "a folder above: " + o.out);
 

@@ -67,6 +67,11 @@ void test_recipe() {
         differ_by_epoch = differ_by_epoch || equal.sets[0].order(n) != equal.sets[0].order(n + 12);
     }
     check(equal.sets[0].samples() == 12 && differ && differ_by_epoch, "each set and epoch has its own order");
+    Blend thrice({{"first", 1, {first}}, {"first", 1, {first}}, {"first", 1, {first}}}, 8, 1);
+    bool by_position = false;
+    for (uint64_t n = 0; n < 12; n++)
+        by_position = by_position || thrice.sets[1].order(n) != thrice.sets[2].order(n);
+    check(by_position, "sets of one name each have their own order");
     std::filesystem::create_directories(scratch_folder + "/a");
     make_tokens("a/first.bin", 100, 257, 2);
     auto choose = [](const std::string& folder) {
@@ -114,6 +119,14 @@ void test_recipe() {
     Json recorded = Json::parse(options_json(passing), "options");
     check(recorded.at("fp8", "options").text == "no" && recorded.at("postponed", "options").text == "fp8 yes",
           "a recipe that has to wait: " + options_json(passing));
+
+    Run counted;  // steps of 96 tokens; 1000 are reached in the 11th
+    counted.options = options_of({"--sequence", "16", "--batch", "6", "--until-tokens", "1000",
+                                  "--learning-rate", "1e-3", "--decay-tokens", "5000"});
+    resolve_last_step(counted);
+    resolve_learning_rate(counted);
+    check(counted.last_step == 11 && counted.last_tokens == 1056 && counted.options.warmup_tokens == 50,
+          text("%ld steps, %ld tokens of warm-up", counted.last_step, counted.options.warmup_tokens));
 
     // MT-NLG's ramp: from 32 by 32 to 1920 over 12e9 tokens, then on to 270e9
     Options o = options_of({"--sequence", "2048", "--batch", "1920", "--ramp-start", "32", "--ramp-increment",
