@@ -64,6 +64,11 @@ void test_answers() {
         check(same && loader.counted(sample) == counted && all.counted(sample) == 8, "a sample's answers");
     }
 
+    uint64_t sum = fingerprint_of(loader);
+    write_answers(path, 100, {{3, 10}, {40, 57}, {98, 100}});
+    Loader others({path}, 8, 1);
+    others.take_answers();
+    check(fingerprint_of(others) != sum && fingerprint_of(all) != sum, "other answers are other data");
     refuses("has no", [&] { Answers(make_tokens("unasked.bin", 10, 257), 10); });
     refuses("belongs to 100 tokens", [&] { Answers(path, 99); });
     refuses("its checksum differs", [&] { patch(file, 30, "x"); Answers(path, 100); });

@@ -161,6 +161,15 @@ def metrics_of_others():
     check((WORK / "shared.jsonl.previous").read_text() == before, "its lines are kept")
     check(list(metrics(WORK / "shared.jsonl")) == [4], "and this run's begin")
 
+    # its own file, whose last lines were lost with the power
+    r = run(command("--steps", 9, "--save", "lost", "--metrics", "lost.jsonl"))
+    written = (WORK / "lost.jsonl").read_text().splitlines(keepends=True)
+    (WORK / "lost.jsonl").write_text("".join(written[:7]))
+    r = run(command("--steps", 11, "--resume", "lost", "--metrics", "lost.jsonl"))
+    steps = list(metrics(WORK / "lost.jsonl"))
+    good = r.returncode == 0 and steps == [*range(1, 8), 10, 11]
+    check(good and not (WORK / "lost.jsonl.previous").exists(), f"lost lines: {steps} {r.stdout[-300:]}")
+
     # a branch that writes into its root's file; and a run that has nothing to do
     r = run(command("--steps", 20, "--save", "root", "--save-every", 10, "--metrics", "root.jsonl"))
     before = (WORK / "root.jsonl").read_text()

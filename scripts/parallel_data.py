@@ -46,8 +46,8 @@ def test_answers():
     tokens = 12 * 8 * (every[0][0] - other[0][0]) / (one[0][0] - other[0][0])
     check(abs(tokens - round(tokens)) < 1e-6 and 20 < tokens < 76, f"{tokens} of 96 tokens are of answers")
 
-    # the same of validation losses, of the first 5 sequences, where nothing is learnt; twice, so that losses
-    # of training, and of the round before, lie where these go
+    # the same of validation losses, of 5 sequences, where nothing is learnt; twice, so that losses of
+    # training, and of the evaluation before, lie where these go
     still = "--learning-rate 0 --min-learning-rate 0 --evaluate-every 1 --steps 2".split()
     three = (("asked", ()), ("asked", only), ("others", only))
     validated = [losses("validated", 1, data, *how, *still)[2] for data, how in three]
@@ -56,9 +56,26 @@ def test_answers():
     check(len(tokens) == 2 and good, f"{tokens} of 40 validation tokens are of answers")
 
     # steps whose few tokens are all of questions change nothing, and are no spike
-    few = "--sequence 2 --batch 1 --steps 12 --warmup-tokens 0".split()
-    got = losses("no answers", 1, "asked", *only, *few)
+    few = "--sequence 2 --batch 1 --steps 12 --warmup-tokens 0 --save".split()
+    got = losses("no answers", 1, "asked", *only, *few, f"{work}/few")
     check(got and len(got[0]) == 12 and 0 in got[0] and max(got[0]) > 1, f"without answers: {got}")
+    counted = got and json.load(open(f"{work}/few/step-00000012/index.json"))["spikes"][2]
+    check(got and counted == sum(loss > 0 for loss in got[0]), f"usual losses: {counted} of {got}")
+
+    # a spike is one of the loss that is reported: the mean over the tokens that count
+    spiky = "--batch 2 --steps 60 --learning-rate 1e-5 --on-spike skip --spike-z 0.5".split()
+    losses("spikes", 1, "asked", *only, *spiky)
+    known, wrong, skipped = {"loss": (0, 0, 0), "gradient_norm": (0, 0, 0)}, [], 0
+    for line in metrics("spikes"):
+        over = [key for key, (n, mean, var) in known.items() if n >= 30 and line[key] > mean + 0.5 * var**0.5]
+        wrong += [line] if bool(over) == line.get("updated", True) else []
+        skipped += over == ["loss"]
+        if over:
+            continue
+        for key, (n, mean, var) in known.items():
+            weight, delta = 1 / min(100, n + 1), line[key] - mean
+            known[key] = n + 1, mean + weight * delta, (1 - weight) * (var + weight * delta**2)
+    check(skipped and not wrong, f"{skipped} spikes of the loss alone, and not as computed here: {wrong}")
 
     for ranks, options in (
         (8, {"tensor-parallel": 2, "pipeline-parallel": 2}),
@@ -139,6 +156,8 @@ def test_largest_micro_batch():
     run(1, [*DATA, *kept])
     result = run(1, [*DATA, "--resume", f"{work}/kept", "--micro-batch", "auto", "--steps", "2"])
     check("micro-batch        3\n" in result.stdout, f"--micro-batch auto, resumed: {result.stdout}")
+    result = run(6, [*DATA, "--resume", f"{work}/kept", "--save", "no", "--steps", "3"])
+    check(result.returncode == 0, f"two sequences a rank, not its micro-batch of 3: {result.stderr[-300:]}")
 
 
 def test_memory_options():
@@ -234,6 +253,9 @@ def test_blends():
         and len(one_blend[-1]["losses"]) == 2,
         "a loss for each set",
     )
+    # the step's mean lies between those of its sets
+    means = [(min(m["losses"].values()), m["loss"], max(m["losses"].values())) for m in one_blend]
+    check(all(low - 1e-12 <= loss <= high + 1e-12 for low, loss, high in means), f"means of sets: {means}")
 
     for name in ("blend4", "blend_half"):
         check(
@@ -259,6 +281,8 @@ def test_samples_in_training():
     for ranks, options in (
         (2, {"pipeline-parallel": 2, "recompute": "full"}),
         (8, {"pipeline-parallel": 2, "tensor-parallel": 2}),
+        (4, {"tensor-parallel": 4}),
+        (2, {"tensor-parallel": 2, "recompute": "full"}),
         (2, {"pipeline-parallel": 2, "pipeline-chunks": 2}),
         (1, {"recompute": "full"}),
     ):

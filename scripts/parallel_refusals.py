@@ -108,6 +108,11 @@ def test_different_ranks():
             "rank 1: the training set differs",
         ),
         (
+            inside(f"{work}/here", *DATA[:2], "--validation", "data.bin"),
+            inside(f"{work}/there", *DATA[:2], "--validation", "data.bin"),
+            "rank 1: the validation set differs",
+        ),
+        (
             inside(f"{work}/here", "--train", "data.bin"),
             inside("/", "--train", "data.bin"),
             "[rank 1] train_gpt: data.bin: cannot be read",

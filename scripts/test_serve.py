@@ -253,6 +253,7 @@ def test_lines(work):
     lines = [text, *({**score, "id": i} for i in range(2, 22))]
     for wrong in ({"echo": 1}, {"logprobs": 1 << 32}, {"logprobs": -1}):
         lines.append({**text, "id": 30, **wrong})
+    lines += [{**text, "id": 40}, {"cancel": 40}]  # before it has a place
     words = ["--resume", f"{work}/model", "--generate", "-.jsonl", "--batch", "2"]
     with open(f"{work}/lines.jsonl", "w") as f:
         f.writelines(json.dumps(line) + "\n" for line in lines)
@@ -260,6 +261,8 @@ def test_lines(work):
         done = limited([f"{BUILD}/train_gpt", *words], 60, env=environment, stdin=f)
     said = [json.loads(line) for line in done.stdout.splitlines()[1:]]
     check(sum("error" in line for line in said) == 3, "what is no echo, and no number of logprobs")
+    of_40 = [line for line in said if line["id"] == 40]
+    check(of_40 == [{"id": 40, "sample": 0, "stopped": "cancelled"}], f"cancelled, waiting: {of_40[:3]}")
 
     # a text goes on while others are scored: between two of its tokens, at most one for each other place
     kinds = ["token" if "token" in line else "prompt" for line in said if {"token", "prompt"} & line.keys()]

@@ -177,6 +177,7 @@ void test_scores() {
     f.documents[0].groups[0] = 0;
     f.documents[1].groups[0] = 0;
     f.documents[3].groups[1] = 1;
+    for (int second : {1, 7}) f.requests[second].characters = 7;  // by characters, though not by tokens
     TaskResult r =
         task_result(f, {{-1, 0}, {-2, 0}, {-3, 0}, {-2, 0}, {-4, 0}, {-2, 0}, {-7, 0}, {-7, 0}}, 0);
 
@@ -185,14 +186,16 @@ void test_scores() {
         return TaskMetric{name, NAN, NAN};
     };
 
-    // stderr of {1, 0, 0, 1}: deviation sqrt(1/3), over sqrt(4); of {1, 0, 1, 1}: 1/2 over 2
+    // stderr of {1, 0, 0, 1}: deviation sqrt(1/3), over sqrt(4); of {0, 0, 1, 0}: 1/2 over 2
     check(metric("acc").value == 0.5 && std::abs(metric("acc").error - std::sqrt(1.0 / 3) / 2) < 1e-15 &&
-              metric("acc_norm").value == 0.75 && metric("acc_norm").error == 0.25 &&
+              metric("acc_norm").value == 0.25 && metric("acc_norm").error == 0.25 &&
               metric("acc x").value == 0.5 && metric("acc y").value == 1,
           "accuracy, by characters, by group, standard errors");
-    f.task = "boolq";
-    r = task_result(f, {{-1, 0}, {-2, 0}, {-3, 0}, {-2, 0}, {-4, 0}, {-2, 0}, {-7, 0}, {-7, 0}}, 0);
-    check(metric("acc").value == 0.25, "yes and no, tied, are no");
+    for (const char* task : {"boolq", "wic"}) {
+        f.task = task;
+        r = task_result(f, {{-1, 0}, {-2, 0}, {-3, 0}, {-2, 0}, {-4, 0}, {-2, 0}, {-7, 0}, {-7, 0}}, 0);
+        check(metric("acc").value == 0.25, text("%s: yes and no, tied, are no", task));
+    }
     check(mean_metric("acc", {1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0}).value == 0.5, "6 of 12 are one half");
     f = requests_of({{{c, {1}}}, {{c, {2}}}}, V);
     f.metric = "greedy";

@@ -279,7 +279,13 @@ void training_in_fp8() {
         check(recomputing.train(some_samples(4, 32, V), 3e-3) == loss, "fp8, recomputed: the same loss");
         for (auto& p : m.table.list)
             check(trial.weights(p) == recomputing.weights(p), p.name + " after an update in fp8, recomputed");
-        trial.train(some_samples(2, 32, V), 3e-3, false);  // one, without an update
+        std::vector<int> few = some_samples(2, 32, V);
+        trial.forward_tokens(few, 2);  // as for a validation loss
+        std::vector<real> losses(few.size() - 2);
+        copy_to_host(losses.data(), m.lm_head.losses, losses.size() * sizeof(real), m.stream);
+        double mean = std::accumulate(losses.begin(), losses.end(), 0.0) / (double)losses.size();
+        check(trial.train(few, 3e-3, false) == mean,  // one micro-batch, without an update
+              "fp8: the loss alone is that of the new weights");
         for (const Parameter* p : matrices) {
             const floatX* w = m.weights + p->offset;
             int C = (int)p->shape.back(), OC = (int)p->size / C;
@@ -402,17 +408,37 @@ void test_overfit() {
 
     check(alike, "a step draws what a whole pass would");
     std::vector<int> long_prompt = some_samples(1, 2 * T, V), seen_by_model;
-    generate(a.model, {{long_prompt, 1, {.temperature = 0}}}, 1,
+    out.clear();
+    generate(a.model, {{long_prompt, 2 * T, {.seed = 1}}}, 1,
              [&](size_t, int t) {
-                 out = {t};
+                 out.push_back(t);
                  return true;
              });
-    generate(a.model, {{{long_prompt.end() - T, long_prompt.end()}, 1, {.temperature = 0}}}, 1,
+    generate(a.model, {{{long_prompt.end() - T, long_prompt.end()}, 2 * T, {.seed = 1}}}, 1,
              [&](size_t, int t) {
-                 seen_by_model = {t};
+                 seen_by_model.push_back(t);
                  return true;
              });
-    check(out == seen_by_model, "of a long prompt the end is seen");
+    check(out == seen_by_model && (int)out.size() == 2 * T, "of a long prompt the end is seen");
+    std::vector<Likelihood> plainly, unlikely;  // log-probabilities are the model's, whatever is asked
+    Text one = {{1, 2}, 1, {.temperature = 0}}, other = {{1, 2}, 1, {.temperature = 0, .repetition = 9}};
+    one.logprobs = other.logprobs = 3;
+    for (int t = 0; t < V; t++) other.seen.insert(t);
+    next_tokens(a.model, {&one}, &plainly);
+    next_tokens(a.model, {&other}, &unlikely);
+    check(plainly[0].top == unlikely[0].top, "log-probabilities with a repetition penalty");
+    auto unlike = [&](std::vector<int> prompt) {
+        generate(a.model, {{std::move(prompt), 1, {.temperature = 0, .repetition = 1e6}}}, 1,
+                 [&](size_t, int t) {
+                     out = {t};
+                     return true;
+                 });
+        return out[0];
+    };
+    std::vector<int> longer(long_prompt.end() - T, long_prompt.end());
+    int likeliest = unlike(longer);
+    longer.insert(longer.begin(), likeliest);
+    check(unlike(longer) != likeliest, "what stands before that end has occurred, for `repetition`");
 }
 
 // The whole model's gradient along one direction against a central difference of the loss, which is returned.
@@ -510,6 +536,11 @@ void test_training() {
 
     check(shares && sample_token(many, {.top_p = 0.5}, 0.9999) == 37 * 68 % 500, "each token has its share");
     // repetition: logits of tokens that were there, 2 -> 1 and -2 -> -4
+    PromptLine asked;  // the second sample's random numbers are not the first's, one later
+    for (bool own : {false, true}) {
+        asked.own_seed = own;
+        check(asked.sample(1, 6).how.draw - asked.sample(0, 5).how.draw >= 1u << 31, "samples of a prompt");
+    }
     Text said = {{1}, 9, {.temperature = 0, .repetition = 2}, {1, 2}};
     std::vector<real> logits = {real(1.5), 2, -2, -3};
     check(draw_token(said, logits) == 0 && logits == std::vector<real>({real(1.5), 1, -4, -3}) &&

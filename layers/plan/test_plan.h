@@ -88,7 +88,8 @@ void test_plan_mtnlg() {
 
 // stages that are alike, over links that take no time: the formulas of the bubble are exact
 void test_plan_simulation() {
-    auto play = [](PipelineShape s, double forward, double backward, double message, double last = 0) {
+    auto play = [](PipelineShape s, double forward, double backward, double message, double last = 0,
+                   double reports = 0) {
         std::vector<StageRun> runs(s.p);
         auto part = [](double seconds) {
             StepPart out;
@@ -107,7 +108,7 @@ void test_plan_simulation() {
             for (auto& each : run.message) each = part(message);
         }
         for (auto& [which, each] : runs.back().backward.back()) each.pieces[0].seconds += last;
-        return Simulator(all_stages(s), runs, 0).run();
+        return Simulator(all_stages(s), runs, reports).run();
     };
 
     for (int p : {1, 2, 4, 7})
@@ -130,6 +131,8 @@ void test_plan_simulation() {
     more = play({4, 30, 1, 30}, 1, 2, 0, 0.5).seconds - play({4, 20, 1, 20}, 1, 2, 0, 0.5).seconds;
     check(std::abs(more - 10 * 3.5) < 1e-9, text("ten more with a slow last stage: %g", more));
     Simulation s = play({4, 8, 1, 8}, 1, 2, 0);
+    more = play({4, 8, 1, 8}, 1, 2, 0, 0, 0.5).seconds - s.seconds;
+    check(std::abs(more - 0.5) < 1e-9, text("reports of half a second: %g", more));
     check(std::abs(s.idle() - 3.0 / 11) < 1e-9, text("idle %g", s.idle()));
     bool apart = true;
     for (auto& a : s.spans)

@@ -60,6 +60,8 @@ void test_recipe() {
         return fingerprint_of(Blend({{"first", weight, {first}}, {"second", 1, {second}}}, 8, 1));
     };
     check(blend_of(0.5) == blend_of(0.5) && blend_of(0.5) != blend_of(0.25), "weights tell blends apart");
+    Blend renamed({{"first", 0.5, {first}}, {"other", 1, {second}}}, 8, 1);
+    check(blend_of(0.5) != fingerprint_of(renamed), "and the names that their orders depend on");
     Blend equal({{"first", 1, {first}}, {"second", 1, {second}}}, 8, 1);
     bool differ = false, differ_by_epoch = false;
     for (uint64_t n = 0; n < 12; n++) {
@@ -140,4 +142,8 @@ void test_recipe() {
     check(in_ramp == 14475 && steps == 80087, text("the ramp: %ld steps, %ld in all", in_ramp, steps));
     check(batch_after(o, 0) == 32 && batch_after(o, 5859375) <= 1920 && batch_after(o, 5859376) == 1920,
           "its ends");
+    Options short_ramp = options_of({"--sequence", "8", "--batch", "12", "--ramp-start", "4",
+                                     "--ramp-increment", "4", "--ramp-tokens", "800"});
+    check(common_share(short_ramp, 0, 2) == 2 && common_share(short_ramp, 101, 2) == 6,
+          "what a micro-batch must divide, in the ramp and behind it");
 }
