@@ -89,6 +89,8 @@ void test_loader() {
     check(permute(0, 1000, 9, 0) != permute(0, 1000, 9, 1) &&
           permute(0, 1000, 9, 0) != permute(0, 1000, 8, 0), "each epoch and each key has its order");
     check(permute(338999999999ull, 339000000000ull, 9, 0) < 339000000000ull, "of 339e9 windows as well");
+    for (int V : {65536, 65537})
+        check(TokenFile(make_tokens("w.bin", 9, V)).width == (V > 65536 ? 4 : 2), "the largest token fits");
     for (int V : {257, 70000}) {  // uint16 and uint32
         std::string a = make_tokens("a.bin", 1001, V), b = make_tokens("b.bin", 57, V, 2);
         Loader loader({a, b}, 8, 5);

@@ -5,7 +5,7 @@
 //   backward: sets dx; sets dw or, with `accumulate`, adds to it in the GEMM itself. Where db is computed:
 //             list in model/block.h; up's is here, where GELU's slope is applied
 //   gpu: GELU, and a bias with a residual, are in a GEMM's epilogue or a kernel apart, as timed (fuses(),
-//   base/gemm.h; by default the bias is, GELU is not). With --fp8: other operations, fast/fp8_linear.h
+//   fast/cublaslt.h; untimed the bias is, GELU is not). With --fp8: other operations, fast/fp8_linear.h
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
 //                            flops, reads and writes once: memory bound
 #pragma once

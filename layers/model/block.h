@@ -76,7 +76,8 @@ inline void after_attention_forward(const BlockActivations& a, const floatX* con
     int N = ctx.N, C = ctx.shape.C, C_r = C / ctx.grid.t;
 
     // 4. output projection, added to the residual stream: mid; and 5. its layer norm. With t > 1 or --fp8 the
-    // layer norm computes mid = residual + f + bias; otherwise f is nullptr, and x alone is read
+    // layer norm computes mid = residual + f + bias; otherwise f is nullptr, mid has all three, and residual
+    // and bias are not read
     const floatX* f = end_branch(LinearForward{.y = a.mid, .x = a.o, .w = w[OUT_W], .b = w[OUT_B], .N = N,
                                                .C = C_r, .OC = C, .residual = a.x}, a.out_fp8,
                                  "sum of attention", ctx);

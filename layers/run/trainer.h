@@ -61,10 +61,10 @@ void await_samples(Trainer& trainer);
 void enqueue_step(const Run& run, Trainer& trainer, int batch, const std::function<void()>& gradients,
                   const std::function<void()>& update);
 
-// What ranks have found after the step: copies the checks of kernels and state and the losses from the idle
-// device, waits for the next step's samples and the other ranks. Sets the mean loss over the step's tokens,
-// those of each set, and the slow ranks. start, waited: seconds() and comm::waited_seconds() at the step's
-// beginning
+// What ranks have found after the step: copies the checks of kernels and state from the idle device, waits
+// for the next step's samples, copies the losses, and waits for the other ranks. Sets the mean loss over the
+// step's tokens, those of each set, and the slow ranks. start, waited: seconds() and comm::waited_seconds()
+// at the step's beginning
 StepReports exchange_reports(StepResult& result, Run& run, Trainer& trainer, const StepSamples& samples,
                              double start, double waited);
 
