@@ -40,8 +40,8 @@ ncclResult_t post_nccl(const Call& c, ncclComm_t comm) {
     ncclDataType_t type = type_nccl(c.type);
     switch (c.kind) {
         case Collective::AllReduce:
-            return ncclAllReduce(c.in, c.out, c.n, type, c.op == ReduceOp::Sum ? ncclSum : ncclMax, comm,
-                                 c.stream);
+            return ncclAllReduce(c.in, c.out, c.n, type,
+                                 c.op == ReduceOp::Sum ? ncclSum : ncclMax, comm, c.stream);
         case Collective::ReduceScatter:
             return ncclReduceScatter(c.in, c.out, c.n, type, ncclSum, comm, c.stream);
         case Collective::AllGather: return ncclAllGather(c.in, c.out, c.n, type, comm, c.stream);

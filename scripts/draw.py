@@ -172,7 +172,7 @@ def main(words):
         to = Path(words[2] if len(words) > 2 else words[1].removesuffix(".json") + ".svg")
         try:
             picture = timeline(json.loads(Path(words[1]).read_text())["timelines"])
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             sys.exit(f"draw.py: {words[1]}: expected a file of --timeline or --trace: {error!r}")
     elif words[:1] == ["funnel"] and len(words) == 2:
         to, picture = Path(words[1]) / "report.svg", funnel(words[1])

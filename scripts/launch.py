@@ -608,7 +608,7 @@ class Launcher:
             wait = min(LONGEST_PAUSE, self.pause * 2**attempts.failures)
             where = f", lost on {' '.join(attempt['lost_on'])}" if attempt["lost_on"] else ""
             say(f"launch.py: train_gpt ended with {code} at checkpoint {end}{where}: again in {wait:.0f} s")
-            attempt["is_last"] = False  # for status.sh
+            attempt["again_at"] = time.time() + wait  # for status.sh
             self.write_record()
             self.sleep(wait)
             if self.stopping:

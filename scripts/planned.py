@@ -15,7 +15,7 @@ def plan_of(options):
     """--plan as a dict, also where a layout does not fit."""
     command = [PROGRAM, "--plan", *words({"plan-json": "-", **options})]
     done = limited(command, 120, cwd=ROOT, env=environment)
-    if not done.stdout:
+    if not done.stdout.startswith("{"):
         sys.exit(f"figures.py: {done.stderr.strip()}")
     return json.loads(done.stdout)
 

@@ -67,7 +67,8 @@ if not last:
 elif "ended" in last:
     complete = "complete" if last["exit_code"] == 0 else f"ended with {last['exit_code']}"
     how = "stopped by a signal" if last.get("was_stopped") else complete
-    again = "" if last.get("is_last", True) or gone else "; its launcher waits to start it again"
+    waits = now < last.get("again_at", 0) + 60 and not gone  # a minute: for hosts to be checked
+    again = "; its launcher waits to start it again" if waits else ""
     show("state", f"{how}, {(now - last['ended']) / 60:.0f} minutes ago{again}")
 else:
     hours = (now - last["began"]) / 3600

@@ -42,6 +42,7 @@ inline bool has_failed = false;                                        // a bloc
 
 // determines the order in which blocks, threads and streams run; for whole programs: EMULATED_SEED=N
 inline unsigned seed = getenv("EMULATED_SEED") ? (unsigned)atoi(getenv("EMULATED_SEED")) : 1;
+inline uint64_t launches = 0;  // kernels so far
 
 inline uint64_t mix(uint64_t x) {  // splitmix64
     x += 0x9E3779B97F4A7C15ull;
@@ -141,7 +142,6 @@ struct BlockState {
     struct NamedArrival { int thread; bool waits; };
     std::map<int, std::vector<NamedArrival>> named;  // by the named barrier
 
-    uint64_t luck() { return mix(key ^ draws++ << 40); }
 };
 
 struct Worker : BlockState {
@@ -163,6 +163,8 @@ struct Worker : BlockState {
     std::string (*describe_mbarrier)(const void*) = nullptr;
     int current = -1;
     std::string error;
+
+    uint64_t luck() { return mix(mix(key ^ launches) ^ ++draws << 40); }
 
     std::string where(int t) const {
         return text("kernel %s, block (%u,%u,%u), thread (%u,%u,%u)", kernel, blockIdx.x, blockIdx.y,

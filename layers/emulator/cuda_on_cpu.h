@@ -134,7 +134,8 @@ struct BlockWaits {
 };
 inline BlockWaits block_waits;
 
-inline void launch(Kernel of, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
+// the dynamic shared memory that a kernel may have
+inline size_t check_launch(Kernel of, dim3 grid, dim3 block, size_t shared_bytes) {
     const char* kernel = of.name;
     unsigned threads = block.x * block.y * block.z;
     if (threads == 0 || threads > 1024 || grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 ||
@@ -147,6 +148,11 @@ inline void launch(Kernel of, dim3 grid, dim3 block, size_t shared_bytes, const 
     if (shared_bytes > std::max(usual_shared, allowed))
         fail("kernel %s: launched with %zu bytes of dynamic shared memory: %zu are allowed: call "
              "allow_shared first", kernel, shared_bytes, std::max(usual_shared, allowed));
+    return allowed;
+}
+
+inline void launch(Kernel of, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
+    size_t allowed = check_launch(of, grid, block, shared_bytes);
     if (!executes) return;
 
     int blocks = grid.x * grid.y * grid.z;
@@ -155,13 +161,14 @@ inline void launch(Kernel of, dim3 grid, dim3 block, size_t shared_bytes, const 
     std::string error;
     has_failed = false;
     watch::begin_launch();
+    launches++;
 
     auto run_one = [&](int number) {
         if (number < first_block || __atomic_load_n(&has_failed, __ATOMIC_RELAXED)) return;
         static thread_local Worker mine;
         worker = &mine;
         mine.body = &body;
-        mine.kernel = kernel;
+        mine.kernel = of.name;
         mine.error.clear();
         if (mine.kernel_address != of.address) mine.shared.clear();
         mine.kernel_address = of.address;

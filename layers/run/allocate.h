@@ -134,7 +134,7 @@ inline void place(Arena& arena, InFlight& in_flight, Model& model, const BlockAc
 inline void place_activations(Arena& arena, Model& model) {
     const Setup& setup = model.setup;
     bool full = setup.recompute == Recompute::Full;
-    BlockActivations shared;  // with recomputation or --fp8: what all layers share
+    BlockActivations shared = {};  // with recomputation or --fp8: what all layers share
     if (full) place(arena, shared, model);
     shared.shares_outputs = !full && (setup.recompute == Recompute::Light || setup.fp8);
     if (shared.shares_outputs) place_shareable(arena, shared, model);
