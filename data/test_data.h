@@ -15,6 +15,13 @@ void test_json() {
                             "\"\x01\"", "-"}) refuses("not JSON at offset", [&] { Json::parse(bad, "j"); });
     refuses("at most 1024 levels", [] { Json::parse(std::string(100000, '['), "j"); });
     check(Json::parse(json_quote("a\"\\\n\x02"), "j").text == "a\"\\\n\x02", "quoting and back");
+    check(json_quote("\x1f ") == "\"\\u001f \"", "the last control character");
+    j = Json::parse(R"({"a": 1, "b": "\ud83d\udfff\ud800\u0041", "a": 1E2, "n": 9223372036854775808})", "j");
+    check(j.at("a", "j").number("j") == 100, "of two members with one name the last");
+    check(j.at("b", "j").text == "\xf0\x9f\x9f\xbf\xef\xbf\xbd" "A", "halves of pairs");
+    refuses("has 9223372036854775808, expected a whole number", [&] { j.at("n", "j").integer("j"); });
+    std::string deep = std::string(1024, '[') + "1" + std::string(1024, ']');
+    check(Json::parse(deep, "j").items.size() == 1, "1024 levels");
 }
 
 std::string make_tokens(const std::string& name, int n, int V, int seed = 1) {
@@ -163,6 +170,10 @@ void test_loader() {
     write_file(path, header + tokens);
     refuses("token 50000 at offset 1030", [&] { TokenFile(path).read(t.data(), 0, 4, 50000); });
     refuses("truncated or damaged", [&] { write_file(path, header + tokens.substr(1)); TokenFile f(path); });
+    refuses("of unknown version 2", [&] {
+        write_file(path, bytes(20240520, 2, 4) + header.substr(12) + tokens);
+        TokenFile f(path);
+    });
     write_file(path, tokens);
 
     std::string magic("MMIDIDX\0\0", 9), index = scratch_folder + "/c.idx";
@@ -225,7 +236,7 @@ void test_tokenizer() {
     check(words("a\xff\xc0\x80 \xed\xa0\x80 b\xe4\xbd") == W({"a", "\xff\xc0\x80", " \xed\xa0\x80", " b",
                                                               "\xe4\xbd"}), "bytes that are not UTF-8");
     check(words("  ") == W({"  "}) && words("").empty() && words(" ") == W({" "}) &&
-          words("\n\na") == W({"\n", "\n", "a"}), "edges");
+          words("\n\na") == W({"\n", "\n", "a"}) && words("a!\r\n") == W({"a", "!", "\r\n"}), "edges");
     std::string path = scratch_folder + "/small.bpe";
     write_file(path, "#version: 0.2\nh e\nl l\nhe ll\nhell o\n\xc4\xa0 w\nl o\n");
     Vocabulary v = Vocabulary::open(path), bytes = Vocabulary::open("bytes");

@@ -268,6 +268,64 @@ def literal_decontamination(documents, questions, common=10, margin=200, shortes
     return out, hits
 
 
+def test_pairs(work):
+    """What is said of duplicates: each pair once, components by size, what was left where pivots ran out."""
+    r = random.Random(6)
+    two, three, alone = (prose(r, 400) for _ in range(3))
+    write(f"{work}/a.jsonl", [two, three, alone, two, three, three])
+    run(f"dedup --output {work}/d --pairs {work}/pairs --compress none s={work}/a.jsonl")
+    found = sorted(line.split("\t")[:2] for line in open(f"{work}/pairs"))
+    check(found == [["s/a:1", "s/a:4"], ["s/a:2", "s/a:5"], ["s/a:2", "s/a:6"]], f"pairs: {found}")
+    told = json.load(open(f"{work}/d/components.json"))
+    want = {"documents": 6, "removed": 3, "components": 2, "of size": {"2-3": 2}, "left over": 0}
+    check(told == want, f"components: {told}")
+    pairs = open(f"{work}/pairs").read()
+    os.remove(f"{work}/pairs")
+    run(f"dedup --output {work}/d --pairs {work}/pairs --compress none s={work}/a.jsonl")
+    again = os.path.exists(f"{work}/pairs") and open(f"{work}/pairs").read()
+    check(again == pairs, f"pairs that were removed are found again: {again}")
+    short = ["shorter", "than a shingle", "some letters more than one", "another one of few shingles"]
+    write(f"{work}/short.jsonl", [*short, "shorter"])
+    run(f"dedup --output {work}/s --compress none s={work}/short.jsonl")
+    kept = [d["text"] for d in read(f"{work}/s/s/short.jsonl")]
+    check(kept == short, f"texts shorter than a shingle, and of few: {kept}")
+    write(f"{work}/b.jsonl", [two] * 1200)
+    for ranks in (0, 2):  # no estimate is above 1
+        words = f"--bands 3 --rows 1 --jaccard 1 --output {work}/l{ranks} s={work}/b.jsonl"
+        run(f"dedup {words}", ranks=ranks)
+        told = json.load(open(f"{work}/l{ranks}/components.json"))
+        check(told["left over"] == 3 * 200 and told["removed"] == 0, f"left over, {ranks} ranks: {told}")
+
+
+def test_keys(work):
+    """What is cut again when keys change: by other questions, or as they become common; RACE's questions."""
+    r = random.Random(5)
+    questions = [" ".join(r.sample(WORDS, 13)) for _ in range(3)]
+    texts = [prose(r, 900) + " " + question + " " + prose(r, 900) for question in questions]
+    race = {"article": "A", "questions": questions[:2], "answers": ["A", "B"]}
+    race["options"] = [["a", "b", "c", "d"]] * 2
+    os.makedirs(f"{work}/race/test/high")
+    with open(f"{work}/race/test/high/1.txt", "w") as f:
+        json.dump(race, f)
+
+    def whole(against):  # which of the texts are left as they were
+        words = f"--common 3 --output {work}/k --compress none s={work}/k*.jsonl"
+        run(f"decontaminate --against {against} {words}")
+        left = [d["text"] for d in read(f"{work}/k/s/k1.jsonl")]
+        return [text in left for text in texts]
+
+    def asked(question):
+        write(f"{work}/q.jsonl", [{"context": question, "continuations": ["a"], "gold": 0}])
+        return f"requests={work}/q.jsonl"
+
+    write(f"{work}/k1.jsonl", texts)
+    check(whole(asked(questions[0])) == [False, True, True], "the text with the question is cut")
+    check(whole(asked(questions[2])) == [True, True, False], "another question, of as many keys")
+    write(f"{work}/k2.jsonl", [questions[2]] * 2)
+    check(whole(asked(questions[2])) == [True, True, True], "a question that has become common language")
+    check(whole(f"race={work}/race") == [False, False, True], "both of RACE's questions")
+
+
 def test_decontaminate(work):
     r = random.Random(11)
     questions = [" ".join(r.choice(WORDS) for _ in range(r.randint(5, 30))) + "?" for _ in range(3000)]

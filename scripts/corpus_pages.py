@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import time
@@ -116,6 +117,17 @@ def test_extract(work):
             f"meta, {name}",
         )
 
+    # jusText's limits: a paragraph of more than 200 characters, a heading at most 200 before a good one
+    for length in (200, 201):
+        words, other = ("it was of the " * 20)[:length], ("qwert zuiop " * 20)[:length]
+        html_of = f"<html><body><p>{words}</p></body></html>".encode()
+        got, _ = extracted(work, record(response(html_of)), "--language", "any")
+        check(len(got) == (length > 200), f"a paragraph of {length} characters: {got}")
+        html_of = f"<html><body><h1>A title</h1><p>{other}</p><p>{words * 2}</p></body></html>".encode()
+        got, _ = extracted(work, record(response(html_of)), "--language", "any")
+        near = length <= 200
+        check(got[0]["text"].startswith("A title") == near, f"a heading {length} characters before: {got}")
+
     # CLD2 refuses control characters: they do not cost a page its language
     got, _ = extracted(work, record(response(page("It\u0092s so. " + text))))
     check(len(got) == 1, "a page with a control character")
@@ -126,6 +138,10 @@ def test_extract(work):
     behind = '<!-- <meta charset="iso-8859-2"> --><meta charset=windows-1252>'
     inside = "<a title='<meta charset=koi8-r>'></a><meta charset=x-cp1252>"
     declared = b'<?xml version="1.0" encoding="koi8-r"?>'
+
+    far = "<!--" + "-" * 2000 + "--><meta charset=macintosh>"
+    no_pragma = "<meta content='text/html; charset=koi8-r'>"
+    other = "<meta charset=windows-1251>"
 
     def begun(first, charset="utf-8", head=""):  # a page whose text begins with this
         return page(first + text, head, charset)
@@ -151,6 +167,9 @@ def test_extract(work):
         ("an XML declaration", greeting, declared + begun(greeting, "koi8-r"), ""),
         ("an attribute's value", accents, begun(accents, "cp1252", inside), ""),
         ("http-equiv", greeting, begun(greeting, "koi8-r", equiv), ""),
+        ("content without it", accents, begun(accents, "cp1252", no_pragma), ""),
+        ("behind 2,000 bytes", accents, begun(accents, "mac_roman", far), ""),
+        ("a header and a meta tag", greeting, begun(greeting, "koi8-r", other), "; charset=koi8-r"),
         *(
             (f"label {label}", accents, begun(accents, "cp1252", f"<meta charset={label}>"), "")
             for label in "iso8859-1 l1 cp819 ibm819 iso-ir-100 csisolatin1 x-cp1252 ansi_x3.4-1968".split()
@@ -336,6 +355,17 @@ def test_clean(work):
         c["short and about javascript"] == 1 and c["short and in another language"] + c["empty"] == 3,
         f"rules: {c}",
     )
+    # limits: shorter than that, not as short
+    at = [text[:n] for text, n in ((german * 9, 512), ("use javascript now " * 20, 256)) for n in (n, n - 1)]
+    write(f"{work}/at.jsonl", at)
+    run(f"clean --output {work}/at --compress none --short-javascript 0 s={work}/at.jsonl")
+    check([d["id"] for d in read(f"{work}/at/s/at.jsonl")][:1] == ["d0"], "another language, 512 characters")
+    check("d1" not in [d["id"] for d in read(f"{work}/at/s/at.jsonl")], "another language, 511 characters")
+    run(f"clean --output {work}/at --compress none --language any --shortest 256 s={work}/at.jsonl")
+    c = counts(f"{work}/at", "clean")["s"]
+    check([d["id"] for d in read(f"{work}/at/s/at.jsonl")] == ["d0", "d1", "d2"], f"256 characters: {c}")
+    run(f"clean --output {work}/at --compress none --language any s={work}/at.jsonl")
+    check([d["id"] for d in read(f"{work}/at/s/at.jsonl")] == ["d0", "d1", "d2"], "256, about javascript")
     bad = [
         '{"text": 5}',
         "nonsense",
@@ -357,6 +387,11 @@ def test_clean(work):
         and c["documents"] == 7,
         f"what is no document: {c}",
     )
+    # lines of other systems, blank ones too; as long as --longest; an id that is a number
+    row = '{"text": "a text", "id": 7}'
+    got = clean(work, [f"{row}\r\n", "\r\n", f"{row} \n", "\n"], "--longest", len(row) + 1)
+    c = counts(f"{work}/c", "clean")["s"]
+    check(got == [{"text": "a text", "id": "7"}] * 2 and c["documents"] == 2, f"line ends: {got} {c}")
     check_lines_that_are_json(work)
     check_correct_text_is_kept(work)
     check_damage_between_lines(work)
@@ -420,7 +455,8 @@ def check_damage_between_lines(work):
         members = [gzip.compress(data[i : i + cut]) for i in range(0, len(data), cut)]
         members[3] = b"\xff" * 40 + members[3][40:]
         got = clean(work, members, "--unreadable", 0.5)
-        glued = [d["id"] for d in got if not d["text"].endswith(f"</{d['id']}>")]
+        halves = [re.fullmatch(r"<(\d+)>[x-z ]*</(\d+)>", d["text"]) for d in got]
+        glued = [d["id"] for d, of in zip(got, halves) if not of or {of[1], of[2]} != {d["id"]}]
         check(not glued and len(got) > 150, f"members of {cut} bytes: {len(got)} kept, glued {glued}")
 
 

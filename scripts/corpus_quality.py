@@ -36,6 +36,11 @@ def test_quality(work):
     out = run(*train, f"{work}/model.bin", f"s={work}/web.jsonl")
     accuracy = float(re.search(r"accuracy ([\d.]+) %", out).group(1))
     check(60 < accuracy <= 100, out)  # half is chance; the vocabularies differ widely
+    held_out = int(re.search(r"on (\d+) held out", out).group(1))
+    check(30 < held_out < 100, f"a tenth of 300 and of as many others: {held_out}")
+    run(*train, f"{work}/half.bin", "--held-out", 0.5, f"s={work}/web.jsonl")
+    models = [open(f"{work}/{name}.bin", "rb").read() for name in ("model", "half")]
+    check(models[0] != models[1], "what is held out is not learned")
     run(*train, f"{work}/again.bin", f"s={work}/web.jsonl", ranks=2)
     check(
         open(f"{work}/model.bin", "rb").read() == open(f"{work}/again.bin", "rb").read(),
@@ -89,12 +94,14 @@ def test_quality(work):
     good = read(f"{work}/good.jsonl")[0]["text"]
     tricks = [{"text": t, "id": t[:3]} for t in ("a b </s> " + good, "b __label__positive c", "c __label__x")]
     tricks += [{"text": "a b < s > " + good, "id": "end"}, {"text": "a b", "id": "cut"}]
+    tricks += [{"text": "b _ label _positive c", "id": "spelt"}]
     write(f"{work}/t.jsonl", tricks)
     run(f"quality score --model {work}/model.bin --output {work}/t --compress none s={work}/t.jsonl")
 
     told = {d["id"]: d["meta"]["quality"] for d in read(f"{work}/t/s/t.jsonl")}
     check(
-        all(0 < q < 1 for q in told.values()) and told["a b"] == told["end"] != told["cut"],
+        all(0 < q < 1 for q in told.values()) and told["a b"] == told["end"] != told["cut"]
+        and told["b _"] == told["spelt"],
         f"tricks in a text: {told}",
     )
 

@@ -59,7 +59,9 @@ def test_tokens(work):
         f"{len(held)} are held out",
     )
     check([t for t in got if t in set(train)] == train, "the same order, but for those held out")
-    check(open(f"{work}/v/train.blend").read().split("\n")[1].split()[1] == "s.train.bin", "the blend")
+    weight, name = open(f"{work}/v/train.blend").read().split("\n")[1].split()
+    count = counts(f"{work}/v", "tokens")["s"]["tokens"]
+    check(name == "s.train.bin" and float(weight) == count > 1000, f"the blend: {weight} for {count} tokens")
     words = f"tokens --output {work}/n --validation 1 s={work}/a.jsonl"
     run(words, fails="must be at most 0.99")
     open(f"{work}/v/encoded/s/a.tokens", "r+b").truncate(1000)
@@ -125,6 +127,52 @@ def test_few(work):
     write(f"{work}/same.jsonl", [{"text": "one", "id": "1"}] * 2)
     run(f"tokens --vocabulary bytes --output {work}/same --validation 0.5 s={work}/same.jsonl")
     check(decode_tokens(f"{work}/same/s.train.bin") == ["one"] * 2, "two that are the same are trained on")
+    check(not os.path.exists(f"{work}/same/s.validation.bin"), "… and none is held out")
+    held = f"{work}/few/s.validation.bin"
+    words = f"tokens --vocabulary bytes --output {work}/few --validation 0.5 s={work}/few.jsonl"
+    run(words)
+    os.remove(held)
+    run(words)
+    check(os.path.exists(held), "what was removed is made again")
+    write(f"{work}/few.jsonl", ["alone"])
+    write(f"{work}/empty.jsonl", [])
+    out = run(words, f"t={work}/empty.jsonl")
+    check("set t has no document left for training" in out, f"a set without documents: {out}")
+    blend = open(f"{work}/few/train.blend").read().split("\n")
+    check(len(blend) == 3 and blend[1].endswith(" s.train.bin"), f"… is not in the blend: {blend}")
+    check(not os.path.exists(held), "a file of documents that are no more")
+
+
+def test_changes(work):
+    """What is done again: an output that was spoilt, an input that was edited, another vocabulary."""
+    texts = [f"{i:05} " + "x" * 100 for i in range(2000)]
+    write(f"{work}/a.jsonl", texts)
+    cleaned, out = f"--language any --output {work}/c --compress none s={work}/a.jsonl", f"{work}/c/s/a.jsonl"
+    run(f"clean {cleaned}")
+    whole = tree(f"{work}/c")
+    with open(out, "r+b") as f:
+        f.seek(-20, 2)
+        f.write(b"z")
+    run(f"clean {cleaned}")
+    check(tree(f"{work}/c") == whole, "an output whose end was overwritten")
+
+    def encoded(vocabulary):
+        run(f"tokens --vocabulary {vocabulary} --output {work}/t-{len(vocabulary)} s={out}")
+        return f"{work}/t-{len(vocabulary)}/s.bin"
+
+    sizes = []
+    for merges in ("x x\n", "x x\nxx xx\n"):
+        with open(f"{work}/v.bpe", "w") as f:
+            f.write("#version: 0.2\n" + merges)
+        sizes.append(os.path.getsize(encoded(f"{work}/v.bpe")))
+    check(sizes[1] < 0.6 * sizes[0], f"another vocabulary under the same name: {sizes}")
+    encoded("bytes")
+    with open(out, "r+") as f:
+        lines = f.read().replace("00007 ", "99999 ")
+        f.seek(0)
+        f.write(lines)
+    got = decode_tokens(encoded("bytes"))
+    check(sorted(got)[-1].startswith("99999 ") and len(got) == 2000, "what a step wrote, and somebody edited")
 
 
 def test_damaged_frames(work):
@@ -331,6 +379,18 @@ def test_bad_input(work):
         fails="was not made by ./corpus quality train"
     )
     run("report", f"{work}/nowhere", fails="holds no step's counts")
+    run(f"clean --output {work}/o minhash={work}/a.jsonl", fails="this name is reserved")
+    # of two sets one has a weight; an option of the command line counts; what is being written is no input
+    os.makedirs(f"{work}/some")
+    for name in ("a.jsonl", "b.jsonl", "c.jsonl.partial"):
+        write(f"{work}/some/{name}", [f"a text of {name}"])
+    with open(f"{work}/some.conf", "w") as f:
+        f.write(f"bands 1000\nrows 1000\nset a jsonl {work}/a.jsonl weight 1\nset b jsonl {work}/some/*\n")
+    run(f"run {work}/some.conf --output {work}/t", fails="at most 65536 min-hashes")
+    run(f"run {work}/some.conf --output {work}/t --bands 3", fails="1 of 2 sets have a weight")
+    run(f"clean --language any --output {work}/c --compress none b={work}/some/*")
+    found = sorted(name for name in os.listdir(f"{work}/c/b") if not name.endswith(".counts"))
+    check(found == ["a.jsonl", "b.jsonl"], f"files of a set: {found}")
     os.makedirs(f"{work}/two")
     write(f"{work}/two/a.jsonl", ["y"])
     run(f"clean --output {work}/o s={work}/a.jsonl s={work}/two/a.jsonl", fails="the same name in one set")

@@ -274,6 +274,13 @@ def launcher_rules():
             {"node3.cluster": "hangs"},
         ),
         ("srun: error: node2: tasks 2-3: Segmentation fault", {"node2.cluster": "lost"}),
+        ("srun: error: node3: task 4: Bus error", {"node3.cluster": "lost"}),
+        ("srun: error: Node failure on node3", {"node3.cluster": "lost"}),
+        ("ssh: Could not resolve hostname node3: Name or service not known", {"node3.cluster": "lost"}),
+        (
+            "[rank 0] waits for ranks 0 5, which does not answer: it",
+            {"node1.cluster": "hangs", "node3.cluster": "hangs"},
+        ),
         ("a message that names nobody", {"node2.cluster": "lost"}),
     ):
         found = launcher.lost_hosts(printed, hosts[:3])
@@ -281,6 +288,23 @@ def launcher_rules():
     launcher.answers = lambda host: True
     found = launcher.lost_hosts(failed.format(3), hosts[:3])
     check(found == {"node2.cluster": "fails"}, f"a rank that fails where all hosts answer: {found}")
+    # MPICH; a device that hangs, whoever says so; what srun killed afterwards
+    called = "application called MPI_Abort(MPI_COMM_WORLD, 1) - process 3"
+    for printed, wanted in (
+        (f"Abort(1) on node 0 (rank 3 in comm 0): {called}", {"node2.cluster": "fails"}),
+        (called, {"node2.cluster": "fails"}),
+        ("all ranks answer, and wait in different calls\n" + ended.format(3), {}),
+        ("slurmstepd: error: Job step aborted: Waiting\nsrun: error: node1: tasks 0-1: Killed", {}),
+    ):
+        found = launcher.lost_hosts(printed, hosts[:3])
+        check(found == wanted, f"lost on {wanted}: {found} by {printed}")
+    launcher.answers = lambda host: False
+    found = launcher.lost_hosts("a message that names nobody", hosts[:3])
+    check(found == {}, f"where no host answers it is none's fault: {found}")
+    launcher.starter = lambda *_: ["false"]
+    check(not launch.Launcher.answers(launcher, "node1.cluster"), "a host where a program fails")
+    said = "train_gpt: step 7: loss 9.5, gradient norm 2: "
+    check(all(launch.SPIKE.search(said + why) for why in ("a spike", "not finite")), "both kinds of spikes")
     launcher.answers = lambda host: host != "node2.cluster"
 
     addresses = [f"10.0.0.{i}" for i in range(1, 5)]
@@ -288,6 +312,11 @@ def launcher_rules():
         ("ssh: connect to host 10.0.0.2 port 22: No route to host", {"10.0.0.2": "lost"}),
         ("[rank 3] train_gpt: node2: step 7 read other", {"10.0.0.2": "memory"}),
         ("mpirun noticed that process rank 3 with PID 0 on node n2 exited on signal 9", {"10.0.0.2": "lost"}),
+        (
+            "mpirun noticed that process rank 3 with PID 0 on node n2 exited on signal 9\n"
+            "[rank 3] train_gpt: n2: step 7 read other",
+            {"10.0.0.2": "memory"},
+        ),
     ):
         found = launch.named_hosts(printed, addresses, addresses[:3], 2)
         check(found == wanted, f"lost on {wanted}: {found} by {printed}")
@@ -326,6 +355,25 @@ def launcher_rules():
         check(resumed.replicas(2) == wanted, f"{words}: {resumed.replicas(2)} replicas of a batch of 9")
     newest = launch.Options(["--resume", str(kept)]).folder()
     check(newest == WORK / "kept", f"back into the newest checkpoint's folder: {newest}")
+    again = launch.Launcher("mpirun", ["h"], 1, 1, launch.Options(["--resume", "x", "--save", str(newest)]))
+    began = again.command(["h"], 1, None)
+    check(began.count("--resume") == 1 and began[began.index("--resume") + 1] == str(newest), f"{began}")
+
+    # one that Slurm queues again goes on where it was, though its checkpoint is not the newest any more
+    newer = WORK / "kept/step-00000020"
+    newer.mkdir()
+    (newer / "index.json").write_text("{}")
+    named = launch.Options(["--resume", str(kept)])
+    os.environ["SLURM_RESTART_COUNT"] = "1"
+    check(named.folder() == WORK / "kept", f"queued again: {named.folder()}")
+    del os.environ["SLURM_RESTART_COUNT"]
+    check(named.folder() is None, f"an old checkpoint: {named.folder()}")
+    found = [launch.newest_checkpoint(WORK / "kept", before) for before in (None, 20, 10)]
+    check(found == [20, 10, -1], f"checkpoints before: {found}")
+    stamps = [launch.stamp_of(WORK / "kept", step) for step in (20, 30, -1)]
+    check(stamps == [(newer / "index.json").stat().st_mtime_ns, None, None], f"when written: {stamps}")
+    (newer / "DAMAGED").touch()
+    check(launch.newest_checkpoint(WORK / "kept") == 10, "a damaged checkpoint does not count")
 
     # options as train_gpt reads them: the last of several; a file's behind a mark and tabs
     config = WORK / "rules.conf"
@@ -333,8 +381,15 @@ def launcher_rules():
     several = ["--save", "/b", "--save", "/c", "--config", "/none", "--config", str(config)]
     read = launch.Options(several).values
     check(read["save"] == "/c" and read["batch"] == "8", f"options: {read}")
+    left = launch.Options(several[:4] + ["--steps", "1e3"])
+    check(left.without("save") == ["--steps", "1e3"], f"without any of several: {left.without('save')}")
+    check(left.number("steps", 5) == 1000, "a number as train_gpt reads it")
     read = launch.Options(["--config", str(config)]).values
     check(read["save"] == "/a", f"options of a file: {read}")
+    config.write_text("save /a#1\n")
+    check(launch.Options(["--config", str(config)]).values["save"] == "/a#1", "a # within a word")
+    config.write_text("# ours\nnode1 slots=8\n")
+    check(list(launch.read_hosts(config)) == ["node1"], f"a comment is no host: {launch.read_hosts(config)}")
     for options, wanted in (
         ("--resume a", "a"),
         ("--resume a --save b", "b"),
@@ -364,6 +419,47 @@ def launcher_rules():
     launcher.exclude({"node3.cluster": "lost"})
     left = (WORK / "rules/excluded-hosts").read_text().split()
     check(left[:2] == ["node4.cluster", "node3.cluster"], f"a line without its end: {left}")
+
+    # without a spare the first loss of a host that answers is forgiven; so is any, if nothing were left
+    rules = WORK / "rules/excluded-hosts"
+    rules.write_text("")
+    launcher.exclude({"node1.cluster": "lost"})
+    check(rules.read_text() == "", f"a first loss: {rules.read_text()}")
+    launcher.exclude({"node3.cluster": "memory"})
+    check(rules.read_text().split()[:2] == ["node3.cluster", "memory"], f"memory: {rules.read_text()}")
+    launcher.wanted, launcher.options = 3, launch.Options(["--pipeline-parallel", "6"])
+    launcher.exclude({"node3.cluster": "lost"})
+    check(len(rules.read_text().splitlines()) == 1, f"the last replica: {rules.read_text()}")
+    # those that lose runs are taken back where no replica is left, and no more than are missing
+    rules.write_text("node1.cluster fails then\nnode2.cluster fails then\n")
+    launcher.usable_hosts()
+    launcher.take_back()
+    check(rules.read_text() == "node2.cluster fails then\n", f"as many as are missing: {rules.read_text()}")
+
+    # a replica of three ranks on hosts of two
+    fewer = launch.Launcher("mpirun", hosts[:3], 2, 3, launch.Options(["--pipeline-parallel", "3"]))
+    fewer.excluded = {hosts[0]: ""}
+    check(fewer.choose() == (hosts[1:3], 3), f"hosts that a replica ends on: {fewer.choose()}")
+
+    # three attempts without a newer checkpoint are enough; one goes back behind a checkpoint that diverges,
+    # and steps that were set aside count again
+    tried = launch.Attempts(10)
+    for begun, saved, diverged in ((10, 10, False), (10, 10, False), (10, 20, False), (20, 20, False)):
+        tried.count(begun, saved, saved > begun, diverged)
+    check(tried.failures == 1 and not tried.are_used_up(), f"a newer checkpoint: {vars(tried)}")
+    tried.count(20, 20, False, True)
+    check(tried.resume_before == 20 and tried.divergences == 1, f"it diverged: {vars(tried)}")
+    tried.count(10, 15, True, False)
+    check(tried.failures == 0 and tried.resume_before is None, f"saved anew: {vars(tried)}")
+    tried.count(15, 30, True, True)
+    check(tried.divergences == 0 and tried.furthest == 30, f"further than ever: {vars(tried)}")
+    for i in range(3):
+        check(not tried.are_used_up(), f"{i} attempts")
+        tried.count(30, 30, False, False)
+    check(tried.are_used_up(), "three attempts")
+    none = launch.Attempts(-1)
+    none.count(-1, -1, False, True)
+    check(none.resume_before is None, "no checkpoint leads there")
 
     # --resume-before holds until a step has been taken
     once = launch.Launcher("mpirun", hosts, 1, 1, launch.Options(["--save", "x", "--resume-before", "7"]))

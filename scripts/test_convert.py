@@ -119,6 +119,12 @@ def make_model(work):
         "transformers' tokenizer of bytes: a token for each",
     )
     check(open(f"{work}/own-hf/merges.txt").read() == "#version: 0.2\n", "without merges")
+    config = json.load(open(f"{work}/own-hf/config.json"))
+    ends = [config[name] for name in ("bos_token_id", "eos_token_id")]
+    longest = json.load(open(f"{work}/own-hf/tokenizer_config.json"))["model_max_length"]
+    check(ends == [V - 1, V - 1] and longest == T, f"the end of text, the longest text: {ends} {longest}")
+    (header,) = struct.unpack("<Q", open(f"{work}/own-hf/model.safetensors", "rb").read(8))
+    check(header % 8 == 0, f"tensors begin at a multiple of 8 bytes, behind a header of {header}")
     torch_saved = f"{work}/ckpt.pt"
     with zipfile.ZipFile(torch_saved, "w") as archive:
         archive.writestr("archive/data.pkl", b"")
@@ -237,6 +243,7 @@ def test_llmc(work, tensors):
         f.truncate(1024 + 2487808)
 
     refused("truncated or damaged", "--from-llmc", f"{work}/damaged.bin", "--to", f"{work}/none")
+    refused("already exists", "--from-checkpoint", f"{work}/own", "--to-llmc", f"{work}/fp32.bin")
     refused("already holds checkpoints", "--from-llmc", f"{work}/fp32.bin", "--to", f"{work}/own")
     refused(
         "expected fp32 or bf16",
@@ -282,10 +289,16 @@ def test_nanogpt(work, tensors):
     for other in ((shape, values[:-1] + [values[-1] + 1e-3]), ([V - 1, C], values[:-C])):
         write_safetensors(path, {**state, head: other})
         refused(untied, "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/none")
-    for prefix in ("module._orig_mod.transformer.", "module.transformer.", "transformer.", ""):
+    wrapped = ("_orig_mod.module.transformer.", "module._orig_mod.transformer.", "module.transformer.")
+    for prefix in (*wrapped, "transformer.", ""):
         write_safetensors(path, {prefix + name: tensor for name, tensor in linear.items()})
-        good("convert", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/nano{len(prefix)}")
-        check(export(work, f"nano{len(prefix)}") == tensors, f"tensors behind {prefix}")
+        name = f"nano-{prefix.replace('.', '')}"
+        good("convert", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/{name}")
+        check(export(work, name) == tensors, f"tensors behind {prefix}")
+    masks = {f"h.0.attn.{name}": ([1], [0.0]) for name in ("bias", "masked_bias")}  # of older versions
+    write_safetensors(path, {**linear, **masks})
+    good("convert", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/masks")
+    check(export(work, "masks") == tensors, "masks are no parameters")
     write_safetensors(path, {**state, "transformer.wpe.weight": linear["wpe.weight"]})
     refused("are the same tensor", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/none")
 
@@ -299,6 +312,14 @@ def test_nanogpt(work, tensors):
     )
     os.rename(f"{work}/whole", f"{folder}/model.safetensors")
     config = json.load(open(f"{folder}/config.json"))
+    for key, value, says in (
+        ("layer_norm_epsilon", 1e-6, "has layer_norm_epsilon 1e-06, this program computes 1e-5"),
+        ("n_inner", 3 * C, f"has n_inner {3 * C}, this program computes 4 * n_embd"),
+        ("scale_attn_by_inverse_layer_idx", True, "has scale_attn_by_inverse_layer_idx true"),
+        ("activation_function", "relu", "has activation_function relu, this program computes gelu_new"),
+    ):
+        json.dump({**config, key: value}, open(f"{folder}/config.json", "w"))
+        refused(says, "--from-huggingface", folder, "--to", f"{work}/none")
     del config["tie_word_embeddings"]
     json.dump(config, open(f"{folder}/config.json", "w"))
     write_safetensors(f"{folder}/model.safetensors", {**tensors, "lm_head.weight": (shape, [0.5] * V * C)})
@@ -402,6 +423,35 @@ def test_tokenizers(work, _tensors):
         f.write("BZhang wrote this.\n")
     good("tokenize", "--vocabulary", "bytes", "--output", f"{work}/odd", f"{work}/odd.txt")
 
+    # lines of other systems, and blank ones; a line behind the first piece; an end of text at the end of a
+    # part that is decoded at once; answers of tokens that are no more
+    def decoded_of(name, contents, *more):
+        with open(f"{work}/{name}", "w", newline="") as f:
+            f.write(contents)
+        good("tokenize", "--vocabulary", "bytes", "--output", f"{work}/odd", f"{work}/{name}", *more)
+        return good("tokenize", "--decode", f"{work}/odd.bin")
+
+    got = decoded_of("odd.jsonl", '{"text": "a"}\r\n\r\n{"text": "b"}\r\n')
+    check(got == "a<|endoftext|>b", f"lines that end with CR LF: {got}")
+    first = "a" * ((1 << 20) - 1)
+    got = decoded_of("odd.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in (first, "b")))
+    check(got == first + "<|endoftext|>b", f"an end of text at the end of a part: {got[-20:]}")
+    with open(f"{work}/wrong.jsonl", "w") as f:
+        f.write((json.dumps({"text": "a" * 100}) + "\n") * 30000 + "wrong\n")
+    wrong = ["--vocabulary", "bytes", "--output", f"{work}/wrong", f"{work}/wrong.jsonl"]
+    refused("wrong.jsonl line 30001: ", *wrong, program="tokenize")
+    with open(f"{work}/blanks.bpe", "w") as f:  # which part of a text is encoded at once changes nothing
+        f.write("#version: 0.2\n\u0120 \u0120\n")
+    with open(f"{work}/blanks.txt", "w") as f:
+        f.write(first + "   b")
+    blanks = ["--vocabulary", f"{work}/blanks.bpe", "--output", f"{work}/blanks", f"{work}/blanks.txt"]
+    said = good("tokenize", *blanks)
+    check(f": {len(first) + 3} tokens of text" in said, f"blanks between two parts: {said}")
+    decoded_of("odd.jsonl", '{"prompt": "a", "answer": "b"}\n')
+    check(os.path.exists(f"{work}/odd.answers"), "answers")
+    decoded_of("odd.txt", "a text")
+    check(not os.path.exists(f"{work}/odd.answers"), "no answers of other tokens stay")
+
     for line, says in (
         ('{"context": "a", "continuations": ["b", "c"]}', 'has no "gold", which --shots need'),
         ('{"context": "a", "continuations": [1, 2], "gold": 0}', "expected a string"),
@@ -493,6 +543,8 @@ def test_tokenizers(work, _tensors):
          'GPT-2\'s order (bytes, merges, the end of text) has'),
         ("more", "model", "vocab", {**ids, "zz": len(ids)}, "GPT-2's order"),
         ("fewer", "model", "merges", [["a", "b"], ["a", "c"]], "GPT-2's order"),
+        ("lacking", "model", "vocab", {token: i for token, i in ids.items() if token != "ad"},
+         "has 259 tokens, but its merges make 260"),
     ):  # fmt: skip
         changed = {**whole, part: {**(whole[part] or {}), key: value}}
         open(f"{alone}/tokenizer.json", "w").write(json.dumps(changed))
@@ -508,6 +560,9 @@ def test_tokenizers(work, _tensors):
         check(same[0] == same[1], f"tokens by tokenizer.json, {name}")
         export(work, f"alone-{name}")
         check(json.load(open(f"{work}/alone-{name}-hf/vocab.json")) == ids, f"{name}: it comes back")
+
+    open(f"{alone}/tokenizer.json", "w").write(json.dumps({**whole, "added_tokens": [{**end, "id": 7}]}))
+    refused("has token 7 \"<|endoftext|>\", GPT-2's order", *written, program="tokenize")
 
     # other tokens than merges.txt makes; merges that are none of GPT-2's; no JSON: left out, and said
     folder = f"{work}/merged-hf"

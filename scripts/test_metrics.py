@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""Checks of what reads a run's metrics: compare_runs.py and to_tensorboard.py.
+"""Checks of what reads a run's metrics: compare_runs.py, to_tensorboard.py and status.sh.
 
 Usage: python3 scripts/test_metrics.py
 """
 
 import json
+import re
 import sys
 import tempfile
 import time
 import xml.dom.minidom
 from pathlib import Path
 
+import charts
+import compare_runs
 from over_ranks import check, finish, limited
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,8 +59,36 @@ def test_compare_runs(work):
     out = compared(odd, work / "b.jsonl", "--output", work / "two.svg")
     texts = xml.dom.minidom.parse(str(work / "two.svg")).getElementsByTagName("text")
     names = [text.firstChild.data for text in texts]
-    good = out.returncode == 0 and any(name.startswith(odd.stem) for name in names)
+    good = out.returncode == 0 and f"{odd.stem} (validation 1.250)" in names
     check(good, f"an odd name: {names} {out.stderr}")
+
+    # two files of one name; a run of one step, another whose last loss is none
+    other = work / "other/a.jsonl"
+    other.parent.mkdir()
+    metrics(other, 1)
+    whole, none = (work / "a.jsonl").read_text(), {"step": 21, "tokens": 1344, "seconds": 1, "loss": None}
+    (work / "lost.jsonl").write_text(whole + json.dumps(none) + "\n")
+    out = compared(work / "a.jsonl", other, f"end={work}/lost.jsonl")
+    rows = [line.split() for line in out.stdout.splitlines()[1:]]
+    check([row[0] for row in rows] == [f"{work}/a.jsonl", str(other), "end"], f"names: {out.stdout}")
+    check(rows[1][4] == "128" and rows[2][5:7] == ["not", "finite"], f"one step; no loss: {out.stdout}")
+
+    # means of three steps, the last of fewer; axes
+    metrics(work / "long.jsonl", 301)
+    metrics(work / "b.jsonl", 150)
+    names = [work / "long.jsonl", work / "b.jsonl", "--by", "steps"]
+    out = compared(*names, "--output", work / "two.svg")
+    drawing = xml.dom.minidom.parse(str(work / "two.svg"))
+    curves = [p for p in drawing.getElementsByTagName("path") if p.getAttribute("fill") == "none"]
+    end = float(curves[1].getAttribute("d").split("L")[-1].split()[0])
+    check(abs(end - (60 + 640 * 150 / 301)) < 0.1, f"the last steps are drawn: {end} {out.stderr}")
+    check(charts.ticks(0, 6) == list(range(7)), "ticks to the end")
+    for last, unit, said in ((2.9e6, 2900, "thousand tokens"), (3e6, 3, "million tokens")):
+        curve = charts.Curve("a", "#000", 1, [(0, 3.0), (last, 2.3)])
+        drawing = compare_runs.drawn([curve], "tokens")
+        check(said in drawing and abs(curve.points[1][0] - unit) < 1e-6, f"the unit of {last:g} tokens")
+        y = float(re.search(r'd="M[^"]*L\S+ (\S+)"', drawing)[1])
+        check(abs(y - (36 + 316 * 0.7)) < 0.1, f"2.3 between 3 above and 2 below: {y}")
 
     for text, says in (
         ("{\n", "is it a file of"),
@@ -95,7 +126,7 @@ def test_tensorboard(work):
     theirs = folder / "events.out.tfevents.1.somebody"
     theirs.write_bytes(b"")
     with file.open("a") as more:
-        more.write('{"step": 21, "lo')  # a line that is being written
+        more.write('{"step": 20, "norm": NaN}\n{"step": 21, "lo')  # a line that is being written
     out = limited(command, 60, cwd=ROOT)
     found = scalars_of(folder)
     names = {"tokens", "loss", "losses/a", "seconds", "tokens_per_second", "validation_loss"}
@@ -105,12 +136,13 @@ def test_tensorboard(work):
 
     # a run that is going on, and then takes lines back
     follower = subprocess.Popen([*command, "--follow"], cwd=ROOT, stdout=subprocess.DEVNULL)
-    for steps in (25, 10):
-        metrics(file, steps)
-        end = time.time() + 60
-        while time.time() < end and len(scalars_of(folder).get("loss", [])) != steps:
+    for steps, first in ((25, 5.0), (10, 5.0), (10, 7.0)):
+        metrics(file, steps, first)
+        end, losses = time.time() + 60, []
+        while time.time() < end and (len(losses) != steps or losses[0][1] != first):
             time.sleep(0.5)
-        check(len(scalars_of(folder)["loss"]) == steps, f"following: {steps} steps")
+            losses = scalars_of(folder).get("loss", [])
+        check(len(losses) == steps and losses[0][1] == first, f"following: {steps} steps from {first}")
 
     check(theirs.exists(), "another program's events stay")
     follower.terminate()
@@ -120,8 +152,51 @@ def test_tensorboard(work):
     check(out.returncode == 1 and "is it a file of" in out.stderr, f"no metrics: {out.stderr}")
 
 
+def test_status(work):
+    """status.sh of a run that has been started eight times, on another host."""
+    run, now = work / "run", time.time()
+    for step in (10, 20):
+        (run / f"step-{step:08d}").mkdir(parents=True)
+        (run / f"step-{step:08d}/index.json").write_text("{}")
+    lines = [{"step": i, "tokens": 64 * i, "seconds": 0.5, "loss": 5 / i} for i in range(1, 31)]
+    lines[9] |= {"seconds": 9, "slow_ranks": [2]}  # before the last 20 steps
+    lines[10] |= {"slow_ranks": [3]}
+    lines[4]["updated"] = lines[6]["updated"] = False
+    (work / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 31, "lo')
+    lost = [
+        {"began": now - 9000, "ended": now - 8000, "exit_code": i, "to_step": 10, "lost_on": ["h1", "h2"][:i]}
+        for i in range(7)
+    ]
+    last = {"began": now - 7200, "hosts": ["a", "b"], "ranks": 4, "lost_on": []}
+    record = {"host": "elsewhere", "pid": 1 << 30, "metrics": "run.jsonl", "attempts": [*lost, last]}
+
+    def shown():
+        (run / "launch.json").write_text(json.dumps(record))
+        out = limited(["bash", "scripts/status.sh", run], 60, cwd=ROOT)
+        return [" ".join(line.split()) for line in out.stdout.splitlines()]
+
+    told = shown()
+    for says in (
+        "state running for 2.0 h; 2 hosts, 4 ranks",
+        "pace 0.5 s a step, 128 tokens/s over the last 20 steps",
+        "spikes 2, the last at step 7",
+        "slow ranks 3",
+        "checkpoint step 20, 0 minutes ago; 2 are kept",
+        "restarts 7",
+        "ended with 2 at checkpoint 10, lost on h1 h2",
+    ):
+        check(says in told, f"status.sh does not say {says}: {told}")
+    check(any(line.startswith("step 30, ") and "loss 0.1667, by " in line for line in told), f"{told}")
+    check(sum(line.startswith("ended with ") for line in told) == 5, f"the last five losses: {told}")
+    record["attempts"][-1] |= {"ended": now - 600, "exit_code": 0}
+    check("state complete, 10 minutes ago" in shown(), f"a run that is complete: {shown()}")
+    record["attempts"][-1] |= {"exit_code": 1, "again_at": now + 600}
+    waits = "state ended with 1, 10 minutes ago; its launcher waits to start it again"
+    check(shown()[0] == waits, f"a run between two attempts: {shown()}")
+
+
 def main():
-    for test in (test_compare_runs, test_tensorboard):
+    for test in (test_compare_runs, test_tensorboard, test_status):
         with tempfile.TemporaryDirectory() as work:
             test(Path(work))
     finish()

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 
+from completions import Choice, Refused, request_of
 from over_ranks import check, environment, finish, json_lines, limited, make_tokens, start
 
 BUILD = os.path.abspath(sys.argv[1])
@@ -235,15 +236,69 @@ def test_texts(work):
 
         for path, body, answer in (
             ("/tokenize", {"prompt": "a<|endoftext|>é"}, {"tokens": [97, 256, 195, 169]}),
-            ("/tokenize", {"prompt": ""}, {"tokens": []}),
+            ("/tokenize", {"prompt": ""}, {"tokens": [], "count": 0, "max_model_len": 300}),
+            ("/tokenize", {"prompt": "a<|endoftext|>" * 1001}, {"tokens": [97, 256] * 1001, "count": 2002}),
             ("/detokenize", {"tokens": [97, 256, 195, 169]}, {"prompt": "a<|endoftext|>é"}),
         ):
             got = server.ask(body, path)[1]
             check(answer.items() <= got.items(), f"{path} {body}: {got}")
 
+        told = server.ask(None, "/tokenizer_info", "GET")[1]
+        check(told["vocab_size"] == 257 and told["model_max_length"] == 300, f"the tokenizer: {told}")
+        events = server.ask({"prompt": "a", "max_tokens": 2, "temperature": 0, "stream": True})[1]
+        check(all(json.loads(event)["choices"] for event in events[:-1]), f"no usage unless asked: {events}")
         check(server.ask(None, "/v1/models", "GET")[1]["data"][0]["id"] == "model", "the model's name")
-        for page in ("/v1/models/model", "/v1/models/model/?x=1"):
+        for page in ("/v1/models/model", "/v1/models/model/?x=1", "/v1/models/%6Dodel"):
             check(server.ask(None, page, "GET")[1]["id"] == "model", f"one model: {page}")
+
+
+def grown(stop, pieces, why="stop", said=None):
+    """A text of these pieces: what is shown after each and at its end, and the choice."""
+    choice, parts = Choice(0, stop, 256, str), []
+    choice.begin(said or {})
+    for piece in pieces:
+        choice.take({"token": 1, "bytes": piece.hex(), "logprob": -0.5, "top": [[7, -0.1]]})
+        parts.append(choice.fresh())
+    choice.end(why)
+    return [*parts, choice.fresh()], choice
+
+
+def test_choices(_work):
+    """A text as it grows, without a model; and what a request asks for."""
+    for stop, pieces, why, shown in (
+        (["bc"], [b"b", b"c"], "stop", ["", "", ""]),  # all of it may begin a stop string
+        (["bc"], [b"ab", b"d"], "length", ["a", "bd", ""]),
+        (["bc"], [b"ab"], "length", ["a", "b"]),
+        (["c", "b"], [b"a", b"bc"], "stop", ["a", "", ""]),  # the first of two
+        ([], [b"a\xc3", b"\xa9\xc3"], "length", ["a", "\u00e9", "\ufffd"]),
+    ):
+        parts, choice = grown(stop, pieces, why)
+        check(parts == shown and choice.finish == why, f"{stop} in {pieces}: {parts} {choice.finish}")
+    echoed = {"prompt": [120, 256, 46], "bytes": ["78", "", "2e"]}
+    parts, choice = grown(["."], [b"a", b"."], said=echoed)
+    whole = "".join(parts) == choice.text == "x<|endoftext|>.a"
+    check(whole, f"a stop string in the prompt stops nothing: {parts} {choice.text}")
+    logprobs = {"logprobs": [None, -1, -2], "top": [None, [], []]}
+    _, choice = grown([], [b"a", b"\xc3\n"], said={**echoed, **logprobs})
+    told = choice.json("")["logprobs"]
+    check(told["text_offset"] == [0, 1, 14, 15, 16], f"where each token begins: {told}")
+    check(told["tokens"][3:] == ["a", "bytes:\\xc3\\x0a"], f"tokens that are no text: {told}")
+    check(told["top_logprobs"][3] == {"a": -0.5, "7": -0.1}, f"the token itself and the likeliest: {told}")
+
+    request, prompts = request_of({"top_k": -1, "logprobs": 0, "stop": ["a" * 1000] * 16, "suffix": None})
+    usual = {"tokens": 16, "temperature": 1, "top_p": 1, "top_k": 0, "repetition": 1, "samples": 1}
+    usual |= {"echo": False, "stop": ["a" * 1000] * 16, "logprobs": 0}
+    check(request == usual and prompts == ["<|endoftext|>"], f"where nothing else is said: {request}")
+    for body, says in (
+        ({"prompt": ["a"] * 9, "n": 128}, "more than 1024 texts"),
+        ({"stop": ["a" * 1001]}, "at most 16 strings of at most 1000"),
+        ({"suffix": ""}, "suffix: is not supported"),
+    ):
+        try:
+            said = str(request_of(body))
+        except Refused as e:
+            said = str(e)
+        check(says in said, f"{str(body)[:60]}: {said[:200]}")
 
 
 def test_lines(work):
@@ -340,7 +395,15 @@ def test_refused(work):
         for origin, status in (("https://evil.example", 403), ("null", 403), ("http://localhost:3000", 200)):
             got = server.ask({"prompt": "a"}, Origin=origin)[0]
             check(got == status, f"a page of {origin}: {got}, expected {status}")
-        check(server.ask({"prompt": "a"}, Host=f"LOCALHOST:{server.port}")[0] == 200, "a Host in capitals")
+        for host in (f"LOCALHOST:{server.port}", f"[::1]:{server.port}"):
+            check(server.ask({"prompt": "a"}, Host=host)[0] == 200, f"a Host {host}")
+        # a body that is not read, or of unknown length, is no next request
+        body = "GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+        for head in (f"GET /health HTTP/1.1\r\nContent-Length: {len(body)}", "POST /tokenize HTTP/1.1"):
+            with socket.create_connection(("127.0.0.1", server.port), 60) as one:
+                one.sendall(f"{head}\r\nHost: localhost\r\n\r\n{body}".encode())
+                said = b"".join(iter(lambda: one.recv(65536), b""))
+            check(said.count(b"HTTP/1.1 ") == 1, f"{head}: {said}")
         body = b'{"prompt": "a", "max_tokens": 3, "temperature": 0, "stream": true}'
         with socket.create_connection(("127.0.0.1", server.port), 60) as old:
             named = f"Host: 127.0.0.1:{server.port}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -359,15 +422,26 @@ def test_gone(work):
             for _ in range(40):  # more than there are places, and than a client waits for
                 connection = http.client.HTTPConnection("127.0.0.1", server.port)
                 connection.request("POST", "/v1/completions", json.dumps(
-                    {"prompt": "ab", "max_tokens": 1000000, "temperature": 1, "stream": stream}))  # fmt: skip
+                    {"prompt": "ab", "max_tokens": 1000000, "temperature": 0, "stream": stream}))  # fmt: skip
                 gone.append(connection)
             for connection in gone:
                 connection.close()
             check(server.ask({"prompt": "a", "max_tokens": 2})[0] == 200, f"places are free again, {stream}")
         check(server.ask(None, "/health", "GET")[0] == 200, "a healthy server")
+        with socket.create_connection(("127.0.0.1", server.port), 60) as one:
+            one.sendall(b"GET /\x1b[2J HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            check(b" 404 " in b"".join(iter(lambda: one.recv(65536), b"")), "a page that clears a terminal")
+        stream = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+        body = {"prompt": "ab", "max_tokens": 1000000, "temperature": 0, "stream": True}
+        stream.request("POST", "/v1/completions", json.dumps(body))
+        answer = stream.getresponse()
+        check(answer.readline().startswith(b"data: "), "a stream begins")
         children = subprocess.run(["pgrep", "-P", str(server.process.pid)], capture_output=True, text=True)
         os.kill(int(children.stdout.split()[0]), 9)
+        said = answer.read()
+        check(b'"error": {"message": "the model' in said, f"an error in a stream: {said[-200:]}")
         _, errors = server.process.communicate(timeout=60)
+        check("\x1b" not in errors and "\\x1b[2J" in errors, "no client's words steer a terminal")
         check(server.process.returncode == 1 and "the model's process ended" in errors, errors[-300:])
         check("Traceback" not in errors, f"a client that has gone is no error: {errors[-900:]}")
 
@@ -379,8 +453,8 @@ def test_gone(work):
 def main():
     with tempfile.TemporaryDirectory() as work:
         make_model(work)
-        tests = [test_scores, test_large, test_harness, test_texts, test_lines, test_standard_input]
-        for test in (*tests, test_refused, test_gone):
+        tests = [test_scores, test_large, test_harness, test_texts, test_choices, test_lines]
+        for test in (*tests, test_standard_input, test_refused, test_gone):
             print("==", test.__name__[5:], flush=True)
             test(work)
     finish()

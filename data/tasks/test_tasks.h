@@ -170,7 +170,12 @@ void test_tasks() {
         docs = read_task(find_task("boolq", ""), where + "/valid.jsonl", false);
         render(find_task("boolq", ""), docs[0]);
     });
-    refuses("the text is empty or has no last word", [&] { rendered("lambada", "", R"({"text": ""})"); });
+    for (const char* none : {R"({"text": ""})", R"({"text": "a b "})"})
+        refuses("the text is empty or has no last word", [&] { rendered("lambada", "", none); });
+    refuses("has options.0.4, expected an answer and four options", [&] {
+        rendered("race", "", R"({"article": "A.", "questions": ["Why?"], "answers": ["B"],
+            "options": [["a", "b", "c", "d", "e"]]})");
+    });
     refuses("has no label \"label\"", [&] { rendered("boolq", "", R"({"question": "q", "passage": "P"})"); });
     refuses("did you mean piqa", [&] { find_task("pica", ""); });
     refuses("--form v2: boolq has (none) v1", [&] { find_task("boolq", "v2"); });
@@ -195,6 +200,11 @@ void test_tasks() {
     file.requests[0].context_tokens = 4;
     file.save(path);
     refuses("continuation 0 is inconsistent", [&] { EvalFile::open(path); });
+    file = requests_of({{{{1, 2}, {3}}, {{1, 2}, {4}}}}, 9);
+    file.priors = true;  // then the second continuation is the first one behind a neutral context
+    file.documents[0].gold = 1;
+    file.save(path);
+    refuses("document 0 is inconsistent", [&] { EvalFile::open(path); });
     file = requests_of({{{{1, 2}, {9}}}}, 9);
     file.save(path);
     refuses("has a token 9, its vocabulary has 9", [&] { EvalFile::open(path); });
