@@ -290,17 +290,6 @@ def two_launchers():
     check("stopped by a signal" in end(process), "the first goes on until it is stopped")
     status = run(["bash", str(REPOSITORY / "scripts/status.sh"), str(WORK / "launched")]).stdout
     check("state         stopped by a signal" in status, f"status.sh: {status}")
-    # between two attempts: while the launcher, here this process, is there
-    record = json.loads((WORK / "launched/launch.json").read_text())
-    last = record["attempts"][-1]
-    last.update(exit_code=1, was_stopped=False)
-    own = os.getpid()
-    for pid, seconds, waits in ((own, 600, True), (process.pid, 600, False), (own, -600, False)):
-        last["again_at"] = time.time() + seconds
-        (WORK / "launched/launch.json").write_text(json.dumps(record | {"pid": pid}))
-        status = run(["bash", str(REPOSITORY / "scripts/status.sh"), str(WORK / "launched")]).stdout
-        good = "ended with 1" in status and ("waits to start it again" in status) == waits
-        check(good, f"status.sh between attempts: {status}")
 
     # ranks that the mpirun of another MPI starts
     r = run(command(), environment | {"PMI_SIZE": "4", "PMI_RANK": "2"})

@@ -243,6 +243,28 @@ def fewer_replicas():
         check(good, f"its losses: step {max(got)}, {got[max(got)]} for {wanted[last]}")
 
 
+def launcher_attempts():
+    """Three attempts without a newer checkpoint are enough; one goes back behind a checkpoint that diverges,
+    and steps that were set aside count again (launch.py: Attempts)."""
+    tried = launch.Attempts(10)
+    for begun, saved, diverged in ((10, 10, False), (10, 10, False), (10, 20, False), (20, 20, False)):
+        tried.count(begun, saved, saved > begun, diverged)
+    check(tried.failures == 1 and not tried.are_used_up(), f"a newer checkpoint: {vars(tried)}")
+    tried.count(20, 20, False, True)
+    check(tried.resume_before == 20 and tried.divergences == 1, f"it diverged: {vars(tried)}")
+    tried.count(10, 15, True, False)
+    check(tried.failures == 0 and tried.resume_before is None, f"saved anew: {vars(tried)}")
+    tried.count(15, 30, True, True)
+    check(tried.divergences == 0 and tried.furthest == 30, f"further than ever: {vars(tried)}")
+    for i in range(3):
+        check(not tried.are_used_up(), f"{i} attempts")
+        tried.count(30, 30, False, False)
+    check(tried.are_used_up(), "three attempts")
+    none = launch.Attempts(-1)
+    none.count(-1, -1, False, True)
+    check(none.resume_before is None, "no checkpoint leads there")
+
+
 def launcher_rules():
     """Who was lost, by what mpirun and srun print; how many replicas hosts hold during a batch ramp."""
     hosts = [f"node{i}.cluster" for i in range(1, 5)]
@@ -440,26 +462,6 @@ def launcher_rules():
     fewer = launch.Launcher("mpirun", hosts[:3], 2, 3, launch.Options(["--pipeline-parallel", "3"]))
     fewer.excluded = {hosts[0]: ""}
     check(fewer.choose() == (hosts[1:3], 3), f"hosts that a replica ends on: {fewer.choose()}")
-
-    # three attempts without a newer checkpoint are enough; one goes back behind a checkpoint that diverges,
-    # and steps that were set aside count again
-    tried = launch.Attempts(10)
-    for begun, saved, diverged in ((10, 10, False), (10, 10, False), (10, 20, False), (20, 20, False)):
-        tried.count(begun, saved, saved > begun, diverged)
-    check(tried.failures == 1 and not tried.are_used_up(), f"a newer checkpoint: {vars(tried)}")
-    tried.count(20, 20, False, True)
-    check(tried.resume_before == 20 and tried.divergences == 1, f"it diverged: {vars(tried)}")
-    tried.count(10, 15, True, False)
-    check(tried.failures == 0 and tried.resume_before is None, f"saved anew: {vars(tried)}")
-    tried.count(15, 30, True, True)
-    check(tried.divergences == 0 and tried.furthest == 30, f"further than ever: {vars(tried)}")
-    for i in range(3):
-        check(not tried.are_used_up(), f"{i} attempts")
-        tried.count(30, 30, False, False)
-    check(tried.are_used_up(), "three attempts")
-    none = launch.Attempts(-1)
-    none.count(-1, -1, False, True)
-    check(none.resume_before is None, "no checkpoint leads there")
 
     # --resume-before holds until a step has been taken
     once = launch.Launcher("mpirun", hosts, 1, 1, launch.Options(["--save", "x", "--resume-before", "7"]))

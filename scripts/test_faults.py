@@ -61,6 +61,7 @@ ALONE = (
     faults_hosts.late_rank,
     faults_hosts.late_among_many,
     faults_hosts.many_ranks,
+    faults_hosts.launcher_attempts,
     faults_hosts.launcher_rules,
 )
 TESTS = {test.__name__: test for test in (*WAITING, *ALONE)}

@@ -5,6 +5,7 @@ Usage: python3 scripts/test_metrics.py
 """
 
 import json
+import os
 import re
 import sys
 import tempfile
@@ -190,9 +191,17 @@ def test_status(work):
     check(sum(line.startswith("ended with ") for line in told) == 5, f"the last five losses: {told}")
     record["attempts"][-1] |= {"ended": now - 600, "exit_code": 0}
     check("state complete, 10 minutes ago" in shown(), f"a run that is complete: {shown()}")
-    record["attempts"][-1] |= {"exit_code": 1, "again_at": now + 600}
-    waits = "state ended with 1, 10 minutes ago; its launcher waits to start it again"
-    check(shown()[0] == waits, f"a run between two attempts: {shown()}")
+
+    # between two attempts, until the pause is over; on this host, while the launcher (here: we) lives
+    here, ended = os.uname().nodename, "state ended with 1, 10 minutes ago"
+    for host, pid, seconds, waits in (
+        ("elsewhere", 1 << 30, 600, True), ("elsewhere", 1 << 30, -600, False),
+        (here, os.getpid(), 600, True), (here, os.getpid(), -600, False), (here, 1 << 30, 600, False),
+    ):  # fmt: skip
+        record |= {"host": host, "pid": pid}
+        record["attempts"][-1] |= {"exit_code": 1, "again_at": now + seconds}
+        wants = ended + "; its launcher waits to start it again" * waits
+        check(shown()[0] == wants, f"{host} {pid} {seconds}: {shown()}")
 
 
 def main():

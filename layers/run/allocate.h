@@ -320,8 +320,8 @@ inline std::vector<uint8_t> flags_of(const Optimizer& o, const Model& model) {
     for (auto& part : owned_tensor_parts(model.table, o.slices)) {
         const Parameter& p = model.table.list[part.parameter];
         bool counted_elsewhere =
-            p.is_copy ||                                                        // by the first stage
-            (!p.is_split() && model.grid.tensor > 0) ||                              // by tensor rank 0
+            p.is_copy ||                                                 // by the first stage
+            (!p.is_split() && model.grid.tensor > 0) ||                  // by tensor rank 0
             (model.setup.optimizer_shards == 1 && model.grid.data > 0);  // by data rank 0
         for (long i = part.state_offset; i < part.state_offset + part.n; i += flag_span)
             all[i / flag_span] = (p.decays() ? flag_decay : 0) | (counted_elsewhere ? 0 : flag_in_norm);
