@@ -88,8 +88,12 @@ struct FlashScratch {
     real* dqkv_sums;
 };
 inline long flash_query_terms(int B, int NH, int T) { return 2L * B * NH * T; }
-// rounded up to whole tiles of queries: rows beyond the sequence receive only zeros, and are not used
-inline long flash_dq(int B, int NH, int T, int HS) { return (long)B * NH * ceil_div(T, 128) * 128 * HS; }
+// sm_90a's kernels have a head's values in tiles of 64 columns: 80 or 96 take two, as 128 do
+constexpr int flash_columns(int HS) { return HS <= 128 ? (HS + 63) / 64 * 64 : HS; }
+// whole tiles of queries and columns: what lies beyond the tensor receives only zeros, and is not used
+inline long flash_dq(int B, int NH, int T, int HS) {
+    return (long)B * NH * ceil_div(T, 128) * 128 * flash_columns(HS);
+}
 // for tiles of 32 queries, the smallest that a kernel has
 inline long flash_turns(int B, int NH, int T) { return 1 + (long)B * NH * ceil_div(T, 128) * 4; }
 inline long flash_dqkv_sums(const AttentionShape& a) { return (long)a.B * ceil_div(a.T, 128) * a.row(); }

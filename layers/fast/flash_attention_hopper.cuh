@@ -4,11 +4,12 @@
 //   consumers with 64 queries each. While a consumer computes its softmax, the tensor cores run its previous
 //   p v and the other consumer's GEMMs: named barriers 1 and 2 say whose turn it is to start its own (3
 //   and 4: a consumer's warps have read its queries, whose tile then takes its output).
-//     tiles     (128, 64) of q, k or v, rows swizzled; HS / 64 of them side by side
+//     tiles     (128, 64) of q, k or v, rows swizzled; one or two of them side by side
 //     *_full    mbarrier of a stage: its bytes have arrived       the consumers wait for it
 //     *_free    mbarrier of a stage: eight warps have read it     the producer waits for it
 //   communicates: nothing    cost: that of flash_attention.cuh
-//   gpu: bf16, HS 64 or 128, any T; shared memory 1 + HS * 1.25 KB
+//   gpu: bf16, HS 64, 80, 96 or 128, any T; shared memory 1 + columns * 1.25 KB. A head's values take one or
+//   two tiles of 64 columns; beyond those of a head of 80 or 96 TMA brings zeros, which add nothing
 #pragma once
 #include "hopper.h"
 #include "../attention.cuh"
@@ -17,15 +18,15 @@
 #if KERNELS_HERE
 namespace gpu {
 
-constexpr bool has_hopper_kernels(int HS) { return HS == 64 || HS == 128; }
+constexpr bool has_hopper_kernels(int HS) { return has_flash_kernels(HS) && HS <= 128; }
 
 // a block's tiles, for 64 queries per consumer warpgroup; *_tile, all_* and `bytes` are in bytes
 template <int HS>
 struct HopperTiles {
-    static constexpr int queries = 128, keys = 128, stages = 2;
+    static constexpr int queries = 128, keys = 128, stages = 2, columns = flash_columns(HS);
     static constexpr int warps = queries / 16, threads = 128 + 32 * warps;
-    static constexpr int query_tile = queries * 64 * sizeof(bf16), all_queries = HS / 64 * query_tile;
-    static constexpr int key_tile = keys * 64 * sizeof(bf16), all_keys = HS / 64 * key_tile;
+    static constexpr int query_tile = queries * 64 * sizeof(bf16), all_queries = columns / 64 * query_tile;
+    static constexpr int key_tile = keys * 64 * sizeof(bf16), all_keys = columns / 64 * key_tile;
     static constexpr int bytes = 1024 + all_queries + 2 * stages * all_keys;  // 1024: for the kernel to align
 };
 
@@ -51,7 +52,7 @@ __device__ inline void init_barriers(HopperBarriers& at, int warps) {
 template <int HS, int rows>
 __device__ inline void ask_for_tiles(char* to, const TensorMap& qkv, Mbarrier* full, int head_part,
                                      int first, int b) {
-    mbarrier_arrive_expect(full, HS / 64 * rows * 128);
+    mbarrier_arrive_expect(full, HopperTiles<HS>::columns / 64 * rows * 128);
     for (int x = 0; x < HS; x += 64) tma_load(to + x / 64 * rows * 128, qkv, full, x, head_part, first, b);
 }
 
@@ -106,7 +107,7 @@ __device__ inline void ask_for_keys(HopperBarriers& at, char* k, const TensorMap
 // for this lane's rows g and g + 8: the output so far, to be divided by sum at the end
 template <int HS>
 struct Attended {
-    float out[HS / 2] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+    float out[HopperTiles<HS>::columns / 2] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 };
 
 // One warpgroup's 64 queries attend to all tiles of keys. q: address of its rows; k: of the first key tile.
@@ -139,7 +140,8 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
         wgmma_fence();
         #pragma unroll
         for (int j = 0; j < keys / 16; j++)
-            wgmma<HS>(a.out, p[j], columns_descriptor(v + stage * Tiles::all_keys, 16 * j, abreast), true);
+            wgmma<Tiles::columns>(a.out, p[j],
+                                  columns_descriptor(v + stage * Tiles::all_keys, 16 * j, abreast), true);
         wgmma_commit();
     };
 
@@ -167,7 +169,7 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
         wgmma_wait<0>(a.out);
         if (lane == 0) mbarrier_arrive(&at.values_free[(i - 1) % stages]);
         #pragma unroll
-        for (int j = 0; j < HS / 2; j++) a.out[j] *= shrink[j / 2 % 2];
+        for (int j = 0; j < Tiles::columns / 2; j++) a.out[j] *= shrink[j / 2 % 2];
         round_probabilities(p, s);
     }
 
@@ -176,11 +178,11 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
 }
 
 // Writes 16 rows of 64 columns that a warp holds as accumulators, d[first] on, times the factors of its rows
-// g and g + 8; `to`: the address of row 0; only `rows` rows exist. They go through 2 KB of shared memory of
-// this warp's own, so that a store writes four rows of 128 bytes, not eight pieces of 16
+// g and g + 8; `to`: the address of row 0; only `rows` rows and `columns` columns exist. They go through 2 KB
+// of shared memory of this warp's own, so that a store writes four rows of 128 bytes, not eight pieces of 16
 template <int first, int size>
 __device__ inline void store_rows(bf16* to, const float (&d)[size], const float (&factor)[2], char* own,
-                                  int rows, long stride) {
+                                  int rows, int columns, long stride) {
     int lane = threadIdx.x % 32;
     #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -197,7 +199,7 @@ __device__ inline void store_rows(bf16* to, const float (&d)[size], const float 
     for (int k = 0; k < 4; k++) {
         int row = 4 * k + lane / 8, column = lane % 8 * 8;
         uint4 values = *(const uint4*)(own + swizzled(0, row, column * 2));  // Values may be stored in parts
-        if (row < rows) *(uint4*)(to + row * stride + column) = values;
+        if (row < rows && column < columns) *(uint4*)(to + row * stride + column) = values;
     }
     __syncwarp();  // the next stores may overwrite this memory
 }
@@ -222,8 +224,8 @@ __device__ inline void write_rows(bf16* o, real* lse, const Attended<HS>& a, cha
     named_barrier<128>(3 + group);  // all warps' products with the queries are complete
     char* its_queries = q + warp * 16 * 128;
     bf16* to = o + row * stride;
-    store_rows<0>(to, a.out, inverse, its_queries, rows - row, stride);
-    if constexpr (HS > 64) store_rows<32>(to + 64, a.out, inverse, its_queries, rows - row, stride);
+    store_rows<0>(to, a.out, inverse, its_queries, rows - row, 64, stride);
+    if constexpr (HS > 64) store_rows<32>(to + 64, a.out, inverse, its_queries, rows - row, HS - 64, stride);
 }
 
 template <int HS>

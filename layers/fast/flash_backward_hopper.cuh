@@ -12,7 +12,7 @@
 //     dq_free    mbarrier of a warpgroup: it has been read there
 //     barriers   1: ds is complete (at the end: the column sums); 2, 3: a warpgroup may read the others' sum
 //   communicates: nothing    cost: that of flash_attention.cuh
-//   gpu: bf16, HS 64 or 128, any T
+//   gpu: bf16, HS 64, 80, 96 or 128, any T
 #pragma once
 #include "flash_attention_hopper.cuh"
 
@@ -22,13 +22,14 @@ namespace gpu {
 template <int HS>
 struct HopperBackwardTiles {
     static constexpr int keys = 128, queries = HS == 64 ? 128 : 64, threads = 384, stages = 2;
-    static constexpr int chunks = HS / 64, key_tile = keys * 128, query_tile = queries * 128;  // bytes
+    static constexpr int columns = flash_columns(HS), chunks = columns / 64;
+    static constexpr int key_tile = keys * 128, query_tile = queries * 128;  // bytes
     static constexpr int all_keys = chunks * key_tile, all_queries = chunks * query_tile;
     static constexpr int ds_bytes = queries / 64 * key_tile;
     static constexpr int dq_bytes = 128 * 32 * sizeof(float);  // a warpgroup's: 32 numbers a thread
     static constexpr int bytes =
         1024 + 2 * all_keys + stages * 2 * all_queries + 2 * ds_bytes + 2 * dq_bytes +
-        8 * 3 * HS * (int)sizeof(float);
+        8 * 3 * columns * (int)sizeof(float);
 };
 
 struct HopperBackwardBarriers {
@@ -97,7 +98,8 @@ struct BackwardShared {
     // behind dq, by consumer warp: the column sums of its dq (block 0 only), dk and dv
     template <int HS>
     __device__ float* bias_sums(int warp) const {
-        return (float*)(dq + 2 * HopperBackwardTiles<HS>::dq_bytes) + warp * 3 * HS;
+        using Tiles = HopperBackwardTiles<HS>;
+        return (float*)(dq + 2 * Tiles::dq_bytes) + warp * 3 * Tiles::columns;
     }
 };
 
@@ -190,26 +192,27 @@ __device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, 
             total[2 * i + 1] = dq[2 * i + 1] + others[i].y;
         }
 
-        float* columns = in.bias_sums<HS>(group * 4 + warp) + (HS > 64) * group * 64 + c;
+        float* column_sums = in.bias_sums<HS>(group * 4 + warp) + (HS > 64) * group * 64 + c;
         #pragma unroll
         for (int i = 0; i < 32; i += 4) {  // queries beyond the sequence have zeros
             float2 column = sum_over_rows({total[i] + total[i + 2], total[i + 1] + total[i + 3]});
             if (g > 0) continue;
-            columns[2 * i] += column.x * scale;
-            columns[2 * i + 1] += column.y * scale;
+            column_sums[2 * i] += column.x * scale;
+            column_sums[2 * i + 1] += column.y * scale;
         }
 
         int query = tile * Tiles::queries + (HS == 64) * group * 64 + warp * 16;
         long stride = 3L * a.NH * HS;
         bf16* to = dqkv + ((long)own.b * a.T + query) * stride + 3L * own.h * HS + (HS > 64) * group * 64;
         char* free = in.dq + group * Tiles::dq_bytes + warp * 16 * 128;  // free: block 0 sends no dq
-        store_rows<0>(to, total, {scale, scale}, free, a.T - query, stride);
+        int columns = HS % 64 ? HS - 64 * group : 64;  // from its first one on
+        store_rows<0>(to, total, {scale, scale}, free, a.T - query, columns, stride);
     }
 }
 
 // a warp's dk and dv, and this block's share of the bias gradient
-template <int HS>
-__device__ inline void write_keys(const float (&dk)[HS / 2], const float (&dv)[HS / 2],
+template <int HS, int size>
+__device__ inline void write_keys(const float (&dk)[size], const float (&dv)[size],
                                   const BackwardShared& in, const KeyBlock<HS>& own, bf16* dqkv,
                                   const FlashScratch& scratch, const AttentionShape& a, float scale) {
     using Tiles = HopperBackwardTiles<HS>;
@@ -222,21 +225,21 @@ __device__ inline void write_keys(const float (&dk)[HS / 2], const float (&dv)[H
     int keys_left = a.T - first_key;
     long stride = 3L * a.NH * HS;
     bf16* to = dqkv + ((long)own.b * a.T + first_key) * stride + 3L * own.h * HS;
-    store_rows<0>(to + HS, dk, {scale, scale}, free, keys_left, stride);
-    store_rows<0>(to + 2 * HS, dv, {1, 1}, free, keys_left, stride);
+    store_rows<0>(to + HS, dk, {scale, scale}, free, keys_left, 64, stride);
+    store_rows<0>(to + 2 * HS, dv, {1, 1}, free, keys_left, 64, stride);
     if constexpr (HS > 64) {
-        store_rows<32>(to + HS + 64, dk, {scale, scale}, free, keys_left, stride);
-        store_rows<32>(to + 2 * HS + 64, dv, {1, 1}, free, keys_left, stride);
+        store_rows<32>(to + HS + 64, dk, {scale, scale}, free, keys_left, HS - 64, stride);
+        store_rows<32>(to + 2 * HS + 64, dv, {1, 1}, free, keys_left, HS - 64, stride);
     }
 
     float* sums = in.bias_sums<HS>(warp);  // keys beyond the sequence have zeros
     #pragma unroll
-    for (int i = 0; i < HS / 2; i += 4) {
+    for (int i = 0; i < size; i += 4) {
         float2 k = sum_over_rows({(dk[i] + dk[i + 2]) * scale, (dk[i + 1] + dk[i + 3]) * scale});
         float2 v = sum_over_rows({dv[i] + dv[i + 2], dv[i + 1] + dv[i + 3]});
         if (g == 0) {
-            *(float2*)(sums + HS + i * 2 + c) = k;
-            *(float2*)(sums + 2 * HS + i * 2 + c) = v;
+            *(float2*)(sums + Tiles::columns + i * 2 + c) = k;
+            *(float2*)(sums + 2 * Tiles::columns + i * 2 + c) = v;
         }
     }
     named_barrier<256>(1);
@@ -244,7 +247,8 @@ __device__ inline void write_keys(const float (&dk)[HS / 2], const float (&dv)[H
     float* parts = scratch.dqkv_sums + block * 3 * a.NH * HS + 3L * own.h * HS;
     for (int i = (int)threadIdx.x - 128; i < 3 * HS; i += 256) {
         float sum = 0;
-        for (int w = 0; w < 8; w++) sum += in.bias_sums<HS>(w)[i];
+        int at = i / HS * Tiles::columns + i % HS;
+        for (int w = 0; w < 8; w++) sum += in.bias_sums<HS>(w)[at];
         parts[i] = sum;
     }
 }
@@ -254,7 +258,7 @@ template <int HS>
 __device__ inline void attend_backward(const BackwardShared& in, const KeyBlock<HS>& own, bf16* dqkv,
                                        const FlashScratch& scratch, const AttentionShape& a, float scale) {
     using Tiles = HopperBackwardTiles<HS>;
-    constexpr int BN = Tiles::keys, BM = Tiles::queries, stages = Tiles::stages;
+    constexpr int BN = Tiles::keys, BM = Tiles::queries, stages = Tiles::stages, columns = Tiles::columns;
     int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     int g = lane / 4, c = lane % 4 * 2, in_block = group * 64 + warp * 16;  // this warp's first key
     int first_key = own.block * BN + in_block;
@@ -265,7 +269,7 @@ __device__ inline void attend_backward(const BackwardShared& in, const KeyBlock<
     uint32_t k_now = k_tile + (uint32_t)((HS > 64) * group * Tiles::key_tile);
     constexpr int abreast = HS > 64 ? Tiles::query_tile : 0;
 
-    float dk[HS / 2] = {}, dv[HS / 2] = {}, s[BM / 2], dp[BM / 2], dq[32];
+    float dk[columns / 2] = {}, dv[columns / 2] = {}, s[BM / 2], dp[BM / 2], dq[32];
     uint32_t p_rounded[BM / 16][4], ds_rounded[BM / 16][4];
 
     // starts the product of this warpgroup's rows of k or v with all of q or dout
@@ -278,7 +282,7 @@ __device__ inline void attend_backward(const BackwardShared& in, const KeyBlock<
         wgmma_commit();
     };
 
-    for (int i = lane; i < HS; i += 32) in.bias_sums<HS>(group * 4 + warp)[i] = 0;
+    for (int i = lane; i < columns; i += 32) in.bias_sums<HS>(group * 4 + warp)[i] = 0;
     __syncwarp();
     mbarrier_wait(&in.at.keys, 0);
     for (int tile = own.first_tile; tile < own.tiles; tile++) {
@@ -315,7 +319,7 @@ __device__ inline void attend_backward(const BackwardShared& in, const KeyBlock<
         wgmma_fence();
         #pragma unroll
         for (int j = 0; j < BM / 16; j++)  // dv += p^T dout
-            wgmma<HS>(dv, p_rounded[j], columns_descriptor(dout_now, 16 * j, abreast), true);
+            wgmma<columns>(dv, p_rounded[j], columns_descriptor(dout_now, 16 * j, abreast), true);
         wgmma_commit();
 
         // the ds of two tiles ago lay here: at the last barrier both warpgroups were done with it
@@ -337,7 +341,7 @@ __device__ inline void attend_backward(const BackwardShared& in, const KeyBlock<
         wgmma_fence();
         #pragma unroll
         for (int j = 0; j < BM / 16; j++)  // dk += ds^T q
-            wgmma<HS>(dk, ds_rounded[j], columns_descriptor(q_now, 16 * j, abreast), true);
+            wgmma<columns>(dk, ds_rounded[j], columns_descriptor(q_now, 16 * j, abreast), true);
         wgmma_commit();
 
         // dq leaves while the tensor cores compute dk

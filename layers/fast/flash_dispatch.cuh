@@ -1,6 +1,6 @@
 // flash_dispatch.cuh   gpu() of flash attention's operations: the faster of sm_80's and sm_90a's kernels
 //   sm_90a's kernels run where all of these hold, for each shape, and separately for forward and backward:
-//     the device is an sm_90, the program has code for sm_90a, and the head size is 64 or 128;
+//     the device is an sm_90, the program has code for sm_90a, and the head size is 64, 80, 96 or 128;
 //     they were faster for this shape when timed at the start (untimed, sm_80's run). The choice is the
 //     run's, shared by its ranks and kept in its checkpoints (autotune.h); that both agree is a check of
 //     ./test_gpt hopper.

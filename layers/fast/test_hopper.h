@@ -113,10 +113,12 @@ void hopper_beside_sm80(X& o, R& lse, X& dqkv, const FlashScratch& scratch, X& d
 void hopper_attention() {
     struct Size { int B, T, NH, HS; };
     std::vector<Size> sizes = {{1, 1, 1, 64},   {2, 17, 2, 64},  {1, 128, 1, 128}, {1, 129, 2, 64},
-                               {2, 200, 1, 128}, {1, 300, 1, 64}, {1, 520, 1, 128}};
+                               {2, 200, 1, 128}, {1, 300, 1, 64}, {1, 520, 1, 128},
+                               {1, 150, 2, 80}, {2, 300, 1, 96}};
 
     // more blocks than SMs, and blocks that wait for one another's turns
-    if (!host_is_device) sizes.insert(sizes.end(), {{4, 2048, 12, 64}, {2, 2048, 16, 128}, {3, 1000, 8, 64}});
+    if (!host_is_device) sizes.insert(sizes.end(), {{4, 2048, 12, 64}, {2, 2048, 16, 128}, {3, 1000, 8, 64},
+                                                    {2, 2048, 12, 80}, {3, 1000, 8, 96}});
     for (const Size& each : sizes) {
         int B = each.B, T = each.T, NH = each.NH, HS = each.HS;
         AttentionShape a = {B, T, NH, HS};
