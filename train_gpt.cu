@@ -13,38 +13,43 @@
 // dloss: the gradient of the step's loss with respect to one token's loss
 void compute_gradients(Model& model, const Trainer& trainer, const StepSamples& samples, real dloss) {
     int N = model.setup.B * model.shape.T, micro_batches = samples.micro_batches;
+    const int* tokens = model.host_tokens[samples.token_buffer];  // of all micro-batches
     clear_losses(model);
-    if (model.grid.p > 1)
-        return run_schedule(model, trainer.schedules.at(samples.batch), std::vector(micro_batches, N), dloss);
+    if (model.grid.p > 1) {
+        std::vector<int> rows(micro_batches, N);
+        return run_schedule(model, trainer.schedules.at(samples.batch), rows, tokens, dloss);
+    }
 
     // one stage: a plain loop
     for (int i = 0; i < micro_batches; i++) {
         MicroBatch mb = {.index = i, .is_last_micro_batch = i == micro_batches - 1, .chunk = 0, .N = N,
                          .in_flight = model.in_flight[0], .input = model.inputs[0],
-                         .dx_buffer = &model.dx_buffers[0]};
+                         .dx_buffer = &model.dx_buffers[0], .host_tokens = tokens, .dloss = dloss};
         copy_tokens(model, mb);
-        forward(model, mb, dloss);   // tokens -> logits -> losses and the logits' gradient
-        backward(model, mb, dloss);  // -> gradients: the first micro-batch sets them, later ones add
+        forward(model, mb);   // tokens -> logits -> losses and the logits' gradient
+        backward(model, mb);  // -> gradients: the first micro-batch sets them, later ones add
     }
 }
 
 // One optimizer step over a global batch: load, forward, loss, backward, reduce (begun within backward),
-// update. The host waits for results only at the end: the gradient norm, the checks of kernels and state, the
-// next samples, the losses.
-StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
+// update. The host waits for results only at the end: the gradient norm, whether a wait in attention's
+// kernels has expired, the checksums of the optimizer state, the next samples, the losses.
+StepResult train_step(Run& run, Trainer& trainer) {
     Model& model = *trainer.model;
     Optimizer& optimizer = *trainer.optimizer;
     const Options& o = run.options;
     double start = seconds(), waited = comm::waited_seconds();
+    StepResult result;
 
     // in one of two host buffers, filled while the previous step computed from the other
     const StepSamples& samples = take_samples(trainer);
-    double tokens = (double)samples.batch * model.shape.T, counted = samples.counted_tokens();
+    uint64_t tokens = (uint64_t)samples.batch * model.shape.T;
+    double counted = samples.counted_tokens();
     // the step's loss is the mean over the tokens that count: the division is in dloss, gradients are sums
     real dloss = (real)(1 / counted);
     prefetch_samples(run, trainer, samples.first + samples.batch);  // into the other buffer
 
-    result.learning_rate = scheduled_rate(o, (double)run.state.tokens_seen + tokens);
+    result.learning_rate = scheduled_rate(o, (double)(run.state.tokens_seen + tokens));
     // the device skips an update whose gradient norm or sum of losses is not finite or above these limits,
     // which are infinite without --spike-z
     double norm_limit = run.state.norms.limit(o.spike_z), loss_limit = run.state.losses.limit(o.spike_z);
@@ -57,7 +62,7 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
         complete_gradients(model);  // waits for the sums over d, then sums over t and over wte's copies
         update_parameters(model, optimizer);
     };
-    enqueue_step(run, trainer, samples.batch, gradients, update);  // or launches an earlier step's capture
+    enqueue_step(run, trainer, samples, gradients, update);  // or launches an earlier step's capture
 
     // the host's first wait: copy_to_host waits for the whole step. (Over several ranks it may have waited
     // before, in MPI calls or for room in a queue)
@@ -65,12 +70,12 @@ StepReports train_step(StepResult& result, Run& run, Trainer& trainer) {
     copy_to_host(&decision, optimizer.decision, sizeof decision, model.stream);
     result.norm = decision.norm;
     result.updated = decision.will_update;
-    run.state.advance(samples.batch, (uint64_t)tokens, result.updated);  // steps and tokens in any case
+    run.state.advance(samples.batch, tokens, result.updated);  // steps and tokens in any case
 
     // the host's other waits; sets result.loss, from each token's (the device's sum serves its decision only)
-    StepReports reports = exchange_reports(result, run, trainer, samples, start, waited);
+    exchange_reports(result, run, trainer, samples, start, waited);
     result.seconds = seconds() - start;
-    return reports;
+    return result;
 }
 
 // ---- train -----------------------------------------------------------------------------------------------
@@ -98,16 +103,15 @@ void train(Run& run, Trainer& trainer, InferenceJobs& jobs, StepObserver& observ
     while (run.state.step < run.last_step && !trainer.stop) {
         int batch = batch_after(o, run.state.samples_seen);
         observer.begin_step(model, batch);
-        StepResult result;
-        StepReports reports = train_step(result, run, trainer);
+        StepResult result = train_step(run, trainer);
         observer.end_step(model, batch, result);
 
-        bool is_corrupt = reports.any(&RankReport::is_corrupt);  // then neither evaluated nor saved
+        bool is_corrupt = result.any(&RankReport::is_corrupt);  // then neither evaluated nor saved
         bool evaluates = !is_corrupt && (due(o.evaluate_every) || run.state.step == run.last_step);
         bool can_read = !evaluates || evaluate_step(result, run, trainer, jobs);
         report_step(result, trainer, (double)batch * model.shape.T);
         if (!can_read) save_and_end(run, trainer, trainer.data_error);
-        act_on_reports(reports, result, run, trainer);
+        act_on_reports(result, run, trainer);
 
         if (due(o.check_every)) check_replicas(run, trainer, result.seconds);
         if (due(o.sample_every)) print_sample(run, model, "", (uint64_t)run.state.step << 32);

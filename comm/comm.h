@@ -32,7 +32,6 @@
 
 namespace comm {
 
-enum class Type { Bf16, Fp32, Fp64, Int64 };
 enum class ReduceOp { Sum, Max };
 
 struct Group {
@@ -101,7 +100,7 @@ struct Call {
     void* out;       // what it writes; the same as `in` of an all-reduce
     const void* in;  // what it reads
     long n;          // values; of a slice, where ranks have slices
-    Type type;
+    Element type;    // as type_of() says
     ReduceOp op = ReduceOp::Sum;
     int peer = -1;   // the rank in the group to which it sends, or from which it receives
     const char* label = "";
@@ -116,17 +115,14 @@ void post(const Call& call);
 // ---- what the program calls ------------------------------------------------------------------------------
 
 template <class T>
-constexpr Type type_of() {
-    if constexpr (std::is_same_v<T, bf16>) return Type::Bf16;
-    else if constexpr (std::is_same_v<T, float>) return Type::Fp32;
-    else if constexpr (std::is_same_v<T, double>) return Type::Fp64;
-    else {
-        static_assert(std::is_same_v<T, int64_t>);
-        return Type::Int64;
-    }
+constexpr Element type_of() {
+    constexpr Element type = element_of<T>();  // what every transport has
+    static_assert(type == Element::Bf16 || type == Element::Fp32 || type == Element::Fp64 ||
+                  type == Element::Int64);
+    return type;
 }
 
-constexpr long bytes_of(Type type) { return type == Type::Bf16 ? 2 : type == Type::Fp32 ? 4 : 8; }
+inline long bytes_of(Element type) { return (long)element_bytes(type); }
 
 inline Stream compute_stream = nullptr;  // the model's; any other stream except the default is a comm stream
 inline long dry_calls = 0;  // calls so far in dry runs, which execute nothing
@@ -137,7 +133,7 @@ inline void make(const Call& c, std::initializer_list<TensorAccess> tensors, std
     const Group& g = *c.group;
     ActivityScope announced(c.label, [&] {
         return Activity{.kind = Activity::Communicate, .name = name_of(c.kind),
-                        .stream = c.stream, .place = {}, .tensors = tensors,
+                        .stream = c.stream, .tensors = tensors,
                         .call = {c.kind, g.name, &g.members, g.rank, g.size, c.whole(),
                                  c.stream && c.stream != compute_stream, is_dry_run() ? ++dry_calls : 0,
                                  in_group},
@@ -158,7 +154,7 @@ void copy_slice(T* out, const T* in, long n, Stream s) {
 template <class T>
 void all_reduce(const Group& g, T* x, long n, ReduceOp op, const char* label, Stream s,
                 Where where = Where::current()) {
-    if (g.size == 1) return;
+    if (g.size == 1) return;  // so with t = 1, d = 1 or p = 1
     make({.kind = Collective::AllReduce, .group = &g, .out = x, .in = x, .n = n, .type = type_of<T>(),
           .op = op, .label = label, .stream = s},
          {updates("x", x, n)}, where);
@@ -208,7 +204,7 @@ inline void group_end() {
 
 // stream `waits` continues when stream `awaited` has reached `position`
 inline Activity wait_of(Stream waits, Stream awaited, long position, const char* label) {
-    return {.kind = Activity::Wait, .name = "wait", .stream = waits, .place = {}, .label = label,
+    return {.kind = Activity::Wait, .name = "wait", .stream = waits, .label = label,
             .awaited = awaited, .position = position};
 }
 

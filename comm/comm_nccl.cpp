@@ -12,9 +12,9 @@ namespace {
 
 ncclComm_t comm_of(const Group& g) { return (ncclComm_t)handle_of(g).nccl; }
 
-ncclDataType_t type_nccl(Type type) {
-    return type == Type::Bf16 ? ncclBfloat16 : type == Type::Fp32 ? ncclFloat32
-        : type == Type::Fp64 ? ncclFloat64 : ncclInt64;
+ncclDataType_t type_nccl(Element type) {
+    return type == Element::Bf16 ? ncclBfloat16 : type == Element::Fp32 ? ncclFloat32
+        : type == Element::Fp64 ? ncclFloat64 : ncclInt64;
 }
 
 struct Posted {
@@ -61,7 +61,8 @@ ncclResult_t post_nccl(const Call& c, ncclComm_t comm) {
 // NCCL_LAUNCH_ORDER_IMPLICIT=1, or few hardware queues, they would begin in the host's order: a pipeline
 // whose --pipeline-group is more than p would then hang, as neighbours' hosts have different orders.
 void start(int* argc, char*** argv) {
-    setenv("CUDA_MODULE_LOADING", "EAGER", launched());
+    int overwrite = launched();  // one rank may load lazily
+    setenv("CUDA_MODULE_LOADING", "EAGER", overwrite);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1);
 
@@ -102,14 +103,14 @@ Stream make_comm_stream() {
 }
 
 void transport_wait_stream(Stream comm_stream, Stream compute) {
-    CommStream& c = *comm_streams[comm_stream];
+    CommStream& c = *comm_streams.at(comm_stream);
     c.forked.record(compute);
     c.forked.block(comm_stream);
     c.is_captured |= capturing;
 }
 
 StreamEvent transport_record_event(Stream comm_stream) {
-    CommStream& c = *comm_streams[comm_stream];
+    CommStream& c = *comm_streams.at(comm_stream);
     c.marks[++c.given % CommStream::mark_slots]->record(comm_stream);
     c.calls_at[c.given % CommStream::mark_slots] = c.calls;
     return {comm_stream, c.given};
@@ -117,7 +118,7 @@ StreamEvent transport_record_event(Stream comm_stream) {
 
 // while a graph is captured, nothing is timed: the wait becomes an edge of the graph
 void transport_wait_event(Stream compute, const StreamEvent& event) {
-    CommStream& c = *comm_streams[event.comm_stream];
+    CommStream& c = *comm_streams.at(event.comm_stream);
     long mark = event.position % CommStream::mark_slots;
     c.awaited = std::max(c.awaited, c.calls_at[mark]);
     if (capturing) c.marks[mark]->block(compute);

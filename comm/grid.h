@@ -107,8 +107,8 @@ inline const floatX* gather_rows(const Grid& grid, floatX* all, const floatX* ow
     return all;
 }
 
-// partial sums over all N rows -> whole sums of this rank's rows; returns where they are. With t = 1
-// collectives return at once
+// partial sums over all N rows -> whole sums of this rank's rows; returns where they are: in `own` with
+// sequence parallelism only
 inline floatX* reduce_rows(const Grid& grid, floatX* own, floatX* partial, int N, int C,
                            const char* label, Stream s, comm::Where where = comm::Where::current()) {
     if (grid.sequence_parallel) {

@@ -116,7 +116,8 @@ inline Schedule make_schedule(int stage, const PipelineShape& s) {
     std::vector<I> work = computations(stage, s);
     std::map<std::pair<int, int>, I> kept;  // (micro_batch, chunk) -> its forward, until its backward
     Pool slots, inputs;
-    int next_dx = 0, least = s.p > 1 ? 2 : 1;  // inputs: at least one in use and one received ahead
+    int n = (int)work.size(), next_dx = 0;
+    int least = s.p > 1 ? 2 : 1;  // inputs: at least one in use and one received ahead
 
     auto assign_buffer = [&](I& i) {  // that computation i reads
         if (i.kind == I::Forward) i.input = inputs.take(least);
@@ -131,14 +132,16 @@ inline Schedule make_schedule(int stage, const PipelineShape& s) {
         out.list.push_back(i);
     };
 
-    int n = (int)work.size();
+    auto prepare_input = [&](int k) {  // of computation k
+        if (k >= n) return;
+        assign_buffer(work[k]);
+        if (takes_message(work[k], stage, s)) message(work[k], false, k);
+    };
+
     for (int k = 0; k <= n; k++) {
         if (k > 0 && makes_message(work[k - 1], stage, s)) message(work[k - 1], true, k + 1);
-        for (int ahead : {k, k + 1}) {  // p > 1: k + 1, first also 0; p = 1: k, as nothing is received
-            if (ahead >= n || (s.p > 1 ? ahead == k && k > 0 : ahead > k)) continue;
-            assign_buffer(work[ahead]);
-            if (takes_message(work[ahead], stage, s)) message(work[ahead], false, ahead);
-        }
+        if (k == 0 || s.p == 1) prepare_input(k);
+        if (s.p > 1) prepare_input(k + 1);  // received one computation ahead
 
         if (k == n) break;
         I& i = work[k];

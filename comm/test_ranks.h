@@ -132,7 +132,7 @@ void test_ranks() {
           "each kind of call has a line in kinds: add it, and try it in ranks_calls");
     for (auto& k : kinds) {
         comm::Call call = {.kind = k.kind, .group = &world, .out = nullptr, .in = nullptr, .n = 100,
-                           .type = comm::Type::Fp32};
+                           .type = Element::Fp32};
         long sent = comm::sent_bytes(k.kind, 4, 400);
         check(sent == k.sent && call.whole() == k.whole,
               text("%s: sends %ld bytes of %ld values, expected %ld of %ld", name_of(k.kind), sent,
@@ -140,7 +140,7 @@ void test_ranks() {
     }
 
     comm::Call long_call = {.kind = comm::Collective::AllReduce, .group = &world, .out = nullptr,
-                            .in = nullptr, .n = 1L << 31, .type = comm::Type::Bf16, .label = "a long call"};
+                            .in = nullptr, .n = 1L << 31, .type = Element::Bf16, .label = "a long call"};
     if (world.size > 1 && !comm::can_capture)
         refuses("a long call: 2147483648 values, but MPI takes at most", [&] { comm::post(long_call); });
     std::vector<int64_t> all = comm::gather_numbers(world, {world.rank, 5}, "a test");

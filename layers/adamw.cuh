@@ -1,8 +1,8 @@
 // adamw.cuh   Adam with decoupled weight decay (Loshchilov & Hutter, 2019), and gradient clipping by norm
 //   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2      g: the gradient, clipped
 //   w = w - rate * (mhat / (sqrt(vhat) + epsilon) + decay * w)      mhat = m / (1 - beta1^update), vhat alike
-//   g = gradient * min(1, clip / (norm + 1e-6)), norm = L2 norm of all gradients; with clip 0 times 1. If the
-//   norm or the loss is not finite, or exceeds its limit, the update is skipped, and not counted in `update`.
+//   g = gradient * min(1, clip / (norm + 1e-6)), norm = L2 norm of all gradients; not scaled if clip is 0. If
+//   norm or loss is not finite, or exceeds its limit, the update is skipped, and not counted in `update`.
 //   The device decides; the host learns of it when the step has ended.
 //   parameters (n) floatX   m, v (n) real or bf16   gradients (n) real
 //   flags (n / 128): one byte for every 128 values; n and all tensors' offsets are multiples of 128
@@ -60,7 +60,7 @@ HOST_DEVICE inline uint32_t rounding_bits(uint32_t update_number, real w, real g
     return mix_bits(h ^ bits_as<uint32_t>((float)g));
 }
 
-// chance: 16 random bits; a real is stored as it is
+// chance: random bits, of which the lower 16 count; a real is stored as it is
 HOST_DEVICE inline void round_stochastically(real& to, real x, uint32_t) { to = x; }
 HOST_DEVICE inline void round_stochastically(bf16& to, real x, uint32_t chance) {
     uint32_t bits = bits_as<uint32_t>((float)x);

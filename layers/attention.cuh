@@ -21,15 +21,16 @@ struct AttentionShape {
     int B, T, NH, HS;  // NH: heads of this rank, the model's from NH * rank on
     long rows() const { return (long)B * T; }
     long heads() const { return (long)B * NH; }
-    long row() const { return 3L * NH * HS; }  // elements of qkv from one position to the next
-    long out() const { return (long)NH * HS; }
+    // leading dimensions: elements of qkv, or of o, from one position to the next
+    long ld_qkv() const { return 3L * NH * HS; }
+    long ld_o() const { return (long)NH * HS; }
     real scale() const { return 1 / std::sqrt(real(HS)); }
 };
 
 // ---- the operations --------------------------------------------------------------------------------------
 
 inline TensorAccess qkv_of(const floatX* qkv, const AttentionShape& a) {
-    return reads("qkv", qkv, (long)a.B * a.T, a.row());
+    return reads("qkv", qkv, (long)a.B * a.T, a.ld_qkv());
 }
 
 struct AttentionForward {
@@ -39,7 +40,7 @@ struct AttentionForward {
 
     static constexpr const char* name = "attention_forward";
     std::vector<TensorAccess> tensors() const {
-        return {qkv_of(qkv, a), writes("p", p, a.heads() * a.T, a.T), writes("o", o, a.rows(), a.out())};
+        return {qkv_of(qkv, a), writes("p", p, a.heads() * a.T, a.T), writes("o", o, a.rows(), a.ld_o())};
     }
     std::vector<Work> works() const {
         return {scores_product({a.T, a.T, a.HS, a.heads()}), moves(2.0 * (double)a.heads() * a.T * a.T),
@@ -59,15 +60,15 @@ struct AttentionBackward {
 
     static constexpr const char* name = "attention_backward";
     std::vector<TensorAccess> tensors() const {
-        return {qkv_of(qkv, a), reads("p", p, a.heads() * a.T, a.T), reads("dout", dout, a.rows(), a.out()),
-                writes("dp", dp, a.heads() * a.T, a.T), writes("dqkv", dqkv, a.rows(), a.row()),
-                sums_to("db", db, accumulate, a.row())};
+        return {qkv_of(qkv, a), reads("p", p, a.heads() * a.T, a.T), reads("dout", dout, a.rows(), a.ld_o()),
+                writes("dp", dp, a.heads() * a.T, a.T), writes("dqkv", dqkv, a.rows(), a.ld_qkv()),
+                sums_to("db", db, accumulate, a.ld_qkv())};
     }
     std::vector<Work> works() const {
         Work values = scores_product({a.T, a.HS, a.T, a.heads()});
         return {values, scores_product({a.T, a.T, a.HS, a.heads()}),
                 moves(3.0 * (double)a.heads() * a.T * a.T), values, values,
-                db ? moves((double)a.rows() * (double)a.row()) : Work{}};
+                db ? moves((double)a.rows() * (double)a.ld_qkv()) : Work{}};
     }
     void ref(Stream) const;
     void gpu(Stream) const;
@@ -96,7 +97,7 @@ inline long flash_dq(int B, int NH, int T, int HS) {
 }
 // for tiles of 32 queries, the smallest that a kernel has
 inline long flash_turns(int B, int NH, int T) { return 1 + (long)B * NH * ceil_div(T, 128) * 4; }
-inline long flash_dqkv_sums(const AttentionShape& a) { return (long)a.B * ceil_div(a.T, 128) * a.row(); }
+inline long flash_dqkv_sums(const AttentionShape& a) { return (long)a.B * ceil_div(a.T, 128) * a.ld_qkv(); }
 
 // whether the kernels support this head size
 constexpr bool has_flash_kernels(int HS) {
@@ -118,9 +119,9 @@ struct FlashForward {
 
     static constexpr const char* name = "flash_attention_forward";
     std::vector<TensorAccess> tensors() const {
-        return {qkv_of(qkv, a), writes("o", o, a.rows(), a.out()), writes("lse", lse, a.heads(), a.T)};
+        return {qkv_of(qkv, a), writes("o", o, a.rows(), a.ld_o()), writes("lse", lse, a.heads(), a.T)};
     }
-    std::vector<Work> works() const { return {flash_work(a, 2, 4.0 * (double)a.rows() * (double)a.out())}; }
+    std::vector<Work> works() const { return {flash_work(a, 2, 4.0 * (double)a.rows() * (double)a.ld_o())}; }
     void ref(Stream) const;
     void gpu(Stream) const;
     void compute_with(bool hopper, Stream) const;  // sm_90a's kernels, or sm_80's
@@ -140,14 +141,14 @@ struct FlashBackward {
 
     static constexpr const char* name = "flash_attention_backward";
     std::vector<TensorAccess> tensors() const {
-        return {qkv_of(qkv, a), reads("o", o, a.rows(), a.out()), reads("dout", dout, a.rows(), a.out()),
-                reads("lse", lse, a.heads(), a.T), writes("dqkv", dqkv, a.rows(), a.row()),
-                sums_to("db", db, accumulate, a.row())};
+        return {qkv_of(qkv, a), reads("o", o, a.rows(), a.ld_o()), reads("dout", dout, a.rows(), a.ld_o()),
+                reads("lse", lse, a.heads(), a.T), writes("dqkv", dqkv, a.rows(), a.ld_qkv()),
+                sums_to("db", db, accumulate, a.ld_qkv())};
     }
     // bytes: of o and dout for delta; q, k, v, dout; dqkv; dq, updated in fp32 for every 64 keys (on sm_90a:
     // 128), over the causal half
     std::vector<Work> works() const {
-        double values = (double)a.rows() * (double)a.out();
+        double values = (double)a.rows() * (double)a.ld_o();
         return {flash_work(a, 5, 9 * values, values * a.T / 64)};
     }
     void ref(Stream) const;
@@ -181,18 +182,18 @@ void AttentionForward::ref(Stream s) const {
     #pragma omp parallel for collapse(2)
     for (int b = 0; b < a.B; b++)
         for (int h = 0; h < a.NH; h++) {
-            const floatX* q = qkv + b * a.T * a.row() + 3L * h * a.HS;
+            const floatX* q = qkv + b * a.T * a.ld_qkv() + 3L * h * a.HS;
             const floatX *k = q + a.HS, *v = k + a.HS;
-            floatX* ob = o + b * a.T * a.out() + (long)h * a.HS;
+            floatX* ob = o + b * a.T * a.ld_o() + (long)h * a.HS;
             floatX* pb = p + ((long)b * a.NH + h) * a.T * a.T;
             std::vector<real> scores(a.T);  // of a query
 
             for (int t0 = 0; t0 < a.T; t0 += ref::attention_rows) {
                 int rows = std::min(ref::attention_rows, a.T - t0), keys = t0 + rows;
                 // scores = q k^T / sqrt(HS), then p
-                ref::gemm<floatX>({.out = pb + (long)t0 * a.T, .a = q + t0 * a.row(), .b = k, .m = rows,
+                ref::gemm<floatX>({.out = pb + (long)t0 * a.T, .a = q + t0 * a.ld_qkv(), .b = k, .m = rows,
                                    .n = keys, .k = a.HS, .transpose_b = true, .alpha = a.scale(),
-                                   .lda = a.row(), .ldb = a.row(), .ldc = a.T}, s);
+                                   .lda = a.ld_qkv(), .ldb = a.ld_qkv(), .ldc = a.T}, s);
                 for (int t = t0; t < keys; t++) {
                     floatX* row = pb + (long)t * a.T;
                     std::copy(row, row + t + 1, scores.begin());
@@ -200,8 +201,8 @@ void AttentionForward::ref(Stream s) const {
                 }
 
                 // o = p v
-                ref::gemm<floatX>({.out = ob + t0 * a.out(), .a = pb + (long)t0 * a.T, .b = v, .m = rows,
-                                   .n = a.HS, .k = keys, .lda = a.T, .ldb = a.row(), .ldc = a.out()}, s);
+                ref::gemm<floatX>({.out = ob + t0 * a.ld_o(), .a = pb + (long)t0 * a.T, .b = v, .m = rows,
+                                   .n = a.HS, .k = keys, .lda = a.T, .ldb = a.ld_qkv(), .ldc = a.ld_o()}, s);
             }
         }
 }
@@ -210,10 +211,10 @@ void AttentionBackward::ref(Stream s) const {
     #pragma omp parallel for collapse(2)
     for (int b = 0; b < a.B; b++)
         for (int h = 0; h < a.NH; h++) {
-            long at = b * a.T * a.row() + 3L * h * a.HS;
+            long at = b * a.T * a.ld_qkv() + 3L * h * a.HS;
             const floatX *q = qkv + at, *k = q + a.HS, *v = k + a.HS;
             floatX *dq = dqkv + at, *dk = dq + a.HS, *dv = dk + a.HS;
-            const floatX* dout_b = dout + b * a.T * a.out() + (long)h * a.HS;
+            const floatX* dout_b = dout + b * a.T * a.ld_o() + (long)h * a.HS;
             const floatX* pb = p + ((long)b * a.NH + h) * a.T * a.T;
             floatX* dpb = dp + ((long)b * a.NH + h) * a.T * a.T;
 
@@ -222,15 +223,15 @@ void AttentionBackward::ref(Stream s) const {
             constexpr int step = ref::attention_rows;
             for (int t0 = (a.T - 1) / step * step; t0 >= 0; t0 -= step, beta = 1) {
                 int rows = std::min(step, a.T - t0), keys = t0 + rows;
-                const floatX *dt = dout_b + t0 * a.out(), *pt = pb + (long)t0 * a.T;
+                const floatX *dt = dout_b + t0 * a.ld_o(), *pt = pb + (long)t0 * a.T;
                 floatX* dpt = dpb + (long)t0 * a.T;
 
                 // dv += p^T dout, dp = dout v^T
                 ref::gemm<floatX>({.out = dv, .a = pt, .b = dt, .m = keys, .n = a.HS, .k = rows,
-                                   .transpose_a = true, .beta = beta, .lda = a.T, .ldb = a.out(),
-                                   .ldc = a.row()}, s);
+                                   .transpose_a = true, .beta = beta, .lda = a.T, .ldb = a.ld_o(),
+                                   .ldc = a.ld_qkv()}, s);
                 ref::gemm<floatX>({.out = dpt, .a = dt, .b = v, .m = rows, .n = keys, .k = a.HS,
-                                   .transpose_b = true, .lda = a.out(), .ldb = a.row(), .ldc = a.T}, s);
+                                   .transpose_b = true, .lda = a.ld_o(), .ldb = a.ld_qkv(), .ldc = a.T}, s);
 
                 // ds, in place of dp
                 for (int t = 0; t < rows; t++) {
@@ -245,14 +246,14 @@ void AttentionBackward::ref(Stream s) const {
                 }
 
                 // dq = ds k, dk += ds^T q
-                ref::gemm<floatX>({.out = dq + t0 * a.row(), .a = dpt, .b = k, .m = rows, .n = a.HS,
-                                   .k = keys, .lda = a.T, .ldb = a.row(), .ldc = a.row()}, s);
-                ref::gemm<floatX>({.out = dk, .a = dpt, .b = q + t0 * a.row(), .m = keys, .n = a.HS,
-                                   .k = rows, .transpose_a = true, .beta = beta, .lda = a.T, .ldb = a.row(),
-                                   .ldc = a.row()}, s);
+                ref::gemm<floatX>({.out = dq + t0 * a.ld_qkv(), .a = dpt, .b = k, .m = rows, .n = a.HS,
+                                   .k = keys, .lda = a.T, .ldb = a.ld_qkv(), .ldc = a.ld_qkv()}, s);
+                ref::gemm<floatX>({.out = dk, .a = dpt, .b = q + t0 * a.ld_qkv(), .m = keys, .n = a.HS,
+                                   .k = rows, .transpose_a = true, .beta = beta, .lda = a.T,
+                                   .ldb = a.ld_qkv(), .ldc = a.ld_qkv()}, s);
             }
         }
-    if (db) ref::column_sum(db, dqkv, column_scratch, (int)a.rows(), (int)a.row(), accumulate, s);
+    if (db) ref::column_sum(db, dqkv, column_scratch, (int)a.rows(), (int)a.ld_qkv(), accumulate, s);
 }
 #endif
 
@@ -296,9 +297,9 @@ void AttentionForward::gpu(Stream s) const {
     long square = (long)a.T * a.T, head = 3L * a.HS;
     // p: first the scores, q k^T / sqrt(HS)
     for (int b = 0; b < a.B; b++) {
-        const floatX* q = qkv + b * a.T * a.row();
+        const floatX* q = qkv + b * a.T * a.ld_qkv();
         gpu::gemm<floatX>({.out = p + b * a.NH * square, .a = q, .b = q + a.HS, .m = a.T, .n = a.T, .k = a.HS,
-                           .transpose_b = true, .alpha = a.scale(), .lda = a.row(), .ldb = a.row(),
+                           .transpose_b = true, .alpha = a.scale(), .lda = a.ld_qkv(), .ldb = a.ld_qkv(),
                            .batch = a.NH, .stride_a = head, .stride_b = head, .stride_out = square}, s);
     }
 
@@ -308,9 +309,9 @@ void AttentionForward::gpu(Stream s) const {
 
     // o = p v
     for (int b = 0; b < a.B; b++) {
-        const floatX* v = qkv + b * a.T * a.row() + 2 * a.HS;
-        gpu::gemm<floatX>({.out = o + b * a.T * a.out(), .a = p + b * a.NH * square, .b = v, .m = a.T,
-                           .n = a.HS, .k = a.T, .ldb = a.row(), .ldc = a.out(), .batch = a.NH,
+        const floatX* v = qkv + b * a.T * a.ld_qkv() + 2 * a.HS;
+        gpu::gemm<floatX>({.out = o + b * a.T * a.ld_o(), .a = p + b * a.NH * square, .b = v, .m = a.T,
+                           .n = a.HS, .k = a.T, .ldb = a.ld_qkv(), .ldc = a.ld_o(), .batch = a.NH,
                            .stride_a = square, .stride_b = head, .stride_out = a.HS}, s);
     }
 }
@@ -318,15 +319,15 @@ void AttentionForward::gpu(Stream s) const {
 void AttentionBackward::gpu(Stream s) const {
     long square = (long)a.T * a.T, head = 3L * a.HS;
     for (int b = 0; b < a.B; b++) {
-        long at = b * a.T * a.row();
-        const floatX* dout_b = dout + b * a.T * a.out();
+        long at = b * a.T * a.ld_qkv();
+        const floatX* dout_b = dout + b * a.T * a.ld_o();
         const floatX *pb = p + b * a.NH * square, *v = qkv + at + 2 * a.HS;
         // dv = p^T dout, dp = dout v^T
         gpu::gemm<floatX>({.out = dqkv + at + 2 * a.HS, .a = pb, .b = dout_b, .m = a.T, .n = a.HS, .k = a.T,
-                           .transpose_a = true, .ldb = a.out(), .ldc = a.row(), .batch = a.NH,
+                           .transpose_a = true, .ldb = a.ld_o(), .ldc = a.ld_qkv(), .batch = a.NH,
                            .stride_a = square, .stride_b = a.HS, .stride_out = head}, s);
         gpu::gemm<floatX>({.out = dp + b * a.NH * square, .a = dout_b, .b = v, .m = a.T, .n = a.T, .k = a.HS,
-                           .transpose_b = true, .lda = a.out(), .ldb = a.row(), .batch = a.NH,
+                           .transpose_b = true, .lda = a.ld_o(), .ldb = a.ld_qkv(), .batch = a.NH,
                            .stride_a = a.HS, .stride_b = head, .stride_out = square}, s);
     }
 
@@ -335,16 +336,16 @@ void AttentionBackward::gpu(Stream s) const {
            s, dp, p, a.scale(), rows, a.T);
 
     for (int b = 0; b < a.B; b++) {
-        long at = b * a.T * a.row();
+        long at = b * a.T * a.ld_qkv();
         const floatX *q = qkv + at, *k = q + a.HS, *ds = dp + b * a.NH * square;
         // dq = ds k, dk = ds^T q
-        gpu::gemm<floatX>({.out = dqkv + at, .a = ds, .b = k, .m = a.T, .n = a.HS, .k = a.T, .ldb = a.row(),
-                           .ldc = a.row(), .batch = a.NH, .stride_a = square, .stride_b = head,
-                           .stride_out = head}, s);
+        gpu::gemm<floatX>({.out = dqkv + at, .a = ds, .b = k, .m = a.T, .n = a.HS, .k = a.T,
+                           .ldb = a.ld_qkv(), .ldc = a.ld_qkv(), .batch = a.NH, .stride_a = square,
+                           .stride_b = head, .stride_out = head}, s);
         gpu::gemm<floatX>({.out = dqkv + at + a.HS, .a = ds, .b = q, .m = a.T, .n = a.HS, .k = a.T,
-                           .transpose_a = true, .ldb = a.row(), .ldc = a.row(), .batch = a.NH,
+                           .transpose_a = true, .ldb = a.ld_qkv(), .ldc = a.ld_qkv(), .batch = a.NH,
                            .stride_a = square, .stride_b = head, .stride_out = head}, s);
     }
-    if (db) gpu::column_sum(db, dqkv, column_scratch, (int)a.rows(), (int)a.row(), accumulate, s);
+    if (db) gpu::column_sum(db, dqkv, column_scratch, (int)a.rows(), (int)a.ld_qkv(), accumulate, s);
 }
 #endif

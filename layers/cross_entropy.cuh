@@ -8,7 +8,7 @@
 //   vocabulary, (N, Vp) with V valid columns, or a tensor-parallel rank's shard.
 //   targets (N) int; largest, losses (N), exp_sums (2, N) real. dlogits is 0 beyond the valid columns, except
 //   in a row whose loss is not finite. A row with a negative target is ignored: its loss stays 0, as
-//   clear_losses left it, and its gradient is 0 (--loss-on answers).
+//   clear_losses left it, and its gradient is 0 where its logits are finite (--loss-on answers).
 //   kept:  nothing (the gradient overwrites the logits)
 //   communicates: nothing here (model/vocabulary.h makes the calls between the steps)
 //   cost: 4*N*V flops; logits read and written once if a row fits in shared memory; else, and in three

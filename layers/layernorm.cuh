@@ -10,10 +10,10 @@
 //             adds to them; scratch: ln_scratch(C) values
 //   communicates: nothing    cost: 8*N*C flops; forward reads x, writes y (with f it reads two
 //                            and writes two); backward reads x, dy, dx and writes dx: memory bound
-//   gpu: a row is held in the registers of 1, 4, 16 or 32 warps, at most 32 values a thread, 16 bytes a read.
-//   In backward each group of warps strides over the rows and keeps its own sums for dw and db. The plain
-//   kernels handle rows that are not whole vectors, or longer than 32768 (backward: 16384, as 32 warps would
-//   have too few registers).
+//   gpu: a row is held in the registers of 1, 4, 16 or 32 warps, at most 32 values a thread, 16 bytes a read
+//   (backward with 16 warps, for C > 4096: read twice). In backward each group of warps strides over the rows
+//   and keeps its own sums for dw and db. The plain kernels, which read more often, handle rows that are not
+//   whole vectors, or longer than 32768 (backward: 16384, as 32 warps would have too few registers).
 #pragma once
 #include "column_sums.cuh"
 
@@ -473,7 +473,7 @@ void LayerNormForward::gpu(Stream s) const {
         return;
     }
     gpu::with_row_warps(C, [&](auto warps, auto vectors) {
-        constexpr int W = decltype(warps)::value, V = decltype(vectors)::value, block = gpu::row_threads(W);
+        constexpr int W = warps, V = vectors, block = gpu::row_threads(W);
         LAUNCH((gpu::layernorm_forward_rows_kernel<W, V>), ceil_div(N, block / (W * 32)), block, 0, s, y,
                stats, x, mid, residual, f, bias, w, b, N, C);
     });
@@ -495,8 +495,7 @@ void LayerNormBackward::gpu(Stream s) const {
 
     // the row kernel leaves each group's column sums
     gpu::with_row_warps(C, [&](auto warps, auto vectors) {
-        constexpr int W = std::min(decltype(warps)::value, 16), V = decltype(vectors)::value;
-        constexpr int block = gpu::row_threads(W);
+        constexpr int W = std::min<int>(warps, 16), V = vectors, block = gpu::row_threads(W);
         LAUNCH((gpu::layernorm_backward_rows_kernel<W, V>), groups / (block / (W * 32)), block, 0, s, dx,
                column_scratch, dy, x, w, stats, N, C);
     });

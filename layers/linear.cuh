@@ -4,8 +4,9 @@
 //   kept:  nothing (the block keeps x, and the input of GELU)
 //   backward: sets dx; sets dw or, with `accumulate`, adds to it in the GEMM itself. Where db is computed:
 //             list in model/block.h; up's is here, where GELU's slope is applied
-//   gpu: GELU, and a bias with a residual, are in a GEMM's epilogue or a kernel apart, as timed (fuses(),
-//   fast/cublaslt.h; untimed the bias is, GELU is not). With --fp8: other operations, fast/fp8_linear.h
+//   gpu: GELU, and a bias with a residual, are in a GEMM's epilogue or a kernel apart, whichever was faster
+//   when timed at the start (fused_is_faster(), base/gemm.h); untimed, the bias is in the epilogue and GELU
+//   is not. With --fp8: other operations, fast/fp8_linear.h
 //   communicates: nothing    cost: 2*N*C*OC flops forward, twice that backward: compute bound; GELU 14*N*C
 //                            flops, reads and writes once: memory bound
 #pragma once
@@ -80,13 +81,14 @@ struct LinearGeluForward {
     void gpu(Stream) const;
 };
 
-// dx: nullptr in a benchmark of dw alone. The two GEMMs are independent
+// two independent GEMMs
 struct LinearBackward {
     floatX* dx;
     real* dw;
     const floatX *dy, *x, *w;
     int N, C, OC;
     bool accumulate;
+    float largest_dy = 0;  // for --fp8: a bound of |dy|; 0: none is known
 
     static constexpr const char* name = "linear_backward";
     std::vector<TensorAccess> tensors() const {
@@ -169,7 +171,7 @@ void LinearGeluForward::ref(Stream s) const {
 
 void LinearBackward::ref(Stream s) const {
     ref::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
-    if (dx) ref::gemm(input_gemm(dx, dy, w, N, C, OC), s);
+    ref::gemm(input_gemm(dx, dy, w, N, C, OC), s);
 }
 
 void LinearOfGeluBackward::ref(Stream s) const {
@@ -255,7 +257,10 @@ void LinearForward::gpu(Stream s) const {
         if (b && !fused) LAUNCH(gpu::add_bias_kernel, N, 128, 0, s, y, b, OC);
     };
     bool fits = b && fits_epilogue(OC);
-    run(fits && (!residual || gpu::fuses("bias and residual", fused_gemm, s, run, /*by_default=*/true)));
+    auto is_faster = [&] {
+        return gpu::fused_is_faster("bias and residual", fused_gemm, s, run, /*by_default=*/true);
+    };
+    run(fits && (!residual || is_faster()));
 }
 
 void LinearGeluForward::gpu(Stream s) const {
@@ -267,12 +272,12 @@ void LinearGeluForward::gpu(Stream s) const {
         LinearForward{.y = up, .x = x, .w = w, .b = b, .N = N, .C = C, .OC = OC}.gpu(s);
         gpu::gelu_forward(y, up, (long)N * OC, s);
     };
-    run(gpu::fuses("GELU", fused_gemm, s, run));
+    run(gpu::fused_is_faster("GELU", fused_gemm, s, run));
 }
 
 void LinearBackward::gpu(Stream s) const {
     gpu::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
-    if (dx) gpu::gemm(input_gemm(dx, dy, w, N, C, OC), s);
+    gpu::gemm(input_gemm(dx, dy, w, N, C, OC), s);
 }
 
 void LinearOfGeluBackward::gpu(Stream s) const {
@@ -284,7 +289,7 @@ void LinearOfGeluBackward::gpu(Stream s) const {
         if (fused) gpu::column_sum(d_up_bias, d_up, column_scratch, N, C, accumulate, s);
         else gpu::gelu_backward(d_up, d_up_bias, up, column_scratch, N, C, accumulate, s);
     };
-    run(gpu::fuses("GELU backward with sums", fused_gemm, s, run));
+    run(gpu::fused_is_faster("GELU backward with sums", fused_gemm, s, run));
 }
 
 void GeluForward::gpu(Stream s) const { gpu::gelu_forward(y, x, (long)N * C, s); }

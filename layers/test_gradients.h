@@ -114,7 +114,7 @@ void test_gradients() {
 
     for (int T : {1, 5, 67}) {  // 67: more than one tile of rows
         AttentionShape a = {2, T, 2, 3};
-        long n = a.B * T * a.row(), m = a.B * T * a.out(), s = (long)a.B * a.NH * T * T;
+        long n = a.B * T * a.ld_qkv(), m = a.B * T * a.ld_o(), s = (long)a.B * a.NH * T * T;
         X qkv = random_values<floatX>(n, 11), o(m), p(s), r = random_values<floatX>(m, 12), d(n), dp(s);
         auto forward = [&] {
             AttentionForward{o.data(), p.data(), qkv.data(), a}.ref(nullptr);
@@ -127,7 +127,7 @@ void test_gradients() {
 
     for (int T : {1, 5, 67}) {  // the same by tiles, and not a value of T x T
         AttentionShape a = {2, T, 2, 3};
-        long n = a.B * T * a.row(), m = a.B * T * a.out(), rows = (long)a.B * a.NH * T;
+        long n = a.B * T * a.ld_qkv(), m = a.B * T * a.ld_o(), rows = (long)a.B * a.NH * T;
         X qkv = random_values<floatX>(n, 11), o(m), whole(m), p(rows * T), r = random_values<floatX>(m, 12),
           d(n);
         R lse(rows);

@@ -3,6 +3,7 @@
 #include <thread>
 #include <filesystem>
 #include "base/testing.h"
+#include "fast/fp8_linear.h"
 #include "layernorm.cuh"
 #include "linear.cuh"
 

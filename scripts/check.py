@@ -53,7 +53,6 @@ ARROWS = {
 SEAMS = {
     ("layers/base/device.h", "layers/emulator/streams_on_cpu.h"): "the device, emulated",
     ("layers/base/device.h", "layers/emulator/no_device.h"): "the host as the device",
-    ("layers/model/activations.h", "layers/fast/fp8_linear.h"): "linear layers in fp8",
     ("data/tokens.h", "data/formats/other_tokens.h"): "token files of other programs",
     ("data/loader.h", "data/formats/answers.h"): "--loss-on answers",
     ("comm/comm_nccl.cpp", "comm/mpi/nccl_watch.h"): "NCCL is bootstrapped over MPI, and watched",

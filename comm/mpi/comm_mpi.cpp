@@ -17,13 +17,13 @@ namespace watch = emulated::watch;  // the emulated device's race detector: must
 MPI_Datatype bf16_type;
 MPI_Op bf16_sum, bf16_max;
 
-MPI_Datatype type_mpi(Type type) {
-    return type == Type::Bf16 ? bf16_type : type == Type::Fp32 ? MPI_FLOAT : type == Type::Fp64 ? MPI_DOUBLE
-        : MPI_INT64_T;
+MPI_Datatype type_mpi(Element type) {
+    return type == Element::Bf16 ? bf16_type : type == Element::Fp32 ? MPI_FLOAT
+        : type == Element::Fp64 ? MPI_DOUBLE : MPI_INT64_T;
 }
 
-MPI_Op op_mpi(Type type, ReduceOp op) {
-    if (type == Type::Bf16) return op == ReduceOp::Sum ? bf16_sum : bf16_max;
+MPI_Op op_mpi(Element type, ReduceOp op) {
+    if (type == Element::Bf16) return op == ReduceOp::Sum ? bf16_sum : bf16_max;
     return op == ReduceOp::Sum ? MPI_SUM : MPI_MAX;
 }
 

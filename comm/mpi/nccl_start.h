@@ -80,7 +80,7 @@ void connect(const Group& g, const char* name) {
     auto* x = (int64_t*)device_malloc((g.size + 2) * sizeof(int64_t), name);
     set_zero(x, (g.size + 2) * sizeof(int64_t), nullptr);
     auto connect_by = [&](Collective kind, void* out, const void* in, int peer = -1) {
-        post({.kind = kind, .group = &g, .out = out, .in = in, .n = 1, .type = Type::Int64, .peer = peer,
+        post({.kind = kind, .group = &g, .out = out, .in = in, .n = 1, .type = Element::Int64, .peer = peer,
               .label = "connecting"});
     };
     connect_by(Collective::AllReduce, x, x);

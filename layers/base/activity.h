@@ -24,7 +24,7 @@
 
 enum class Element : uint8_t { X, Real, Fp64, Fp32, Bf16, Int64, Int32, Int16, Byte };  // X: floatX
 
-inline double element_bytes(Element e, const Precision& precision) {
+inline double element_bytes(Element e, const Precision& precision = {}) {
     switch (e) {
         case Element::X: return (double)precision.x;
         case Element::Real: return (double)precision.real;
@@ -46,15 +46,20 @@ inline uintptr_t nowhere(const void* p) {  // one of the above, or 0 for actual 
 }
 
 template <class T>
-Element element_at(const T* p) {
-    uintptr_t part = nowhere(p);
-    if (part == nowhere_x || (!part && std::is_same_v<T, floatX>)) return Element::X;
-    if (part == nowhere_real || (!part && std::is_same_v<T, real>)) return Element::Real;
+constexpr Element element_of() {
     if (std::is_same_v<T, double>) return Element::Fp64;
     if (std::is_same_v<T, float>) return Element::Fp32;
     if (std::is_same_v<T, bf16>) return Element::Bf16;
     return sizeof(T) == 8 ? Element::Int64 : sizeof(T) == 4 ? Element::Int32 : sizeof(T) == 2 ? Element::Int16
         : Element::Byte;
+}
+
+template <class T>
+Element element_at(const T* p) {
+    uintptr_t part = nowhere(p);
+    if (part == nowhere_x || (!part && std::is_same_v<T, floatX>)) return Element::X;
+    if (part == nowhere_real || (!part && std::is_same_v<T, real>)) return Element::Real;
+    return element_of<T>();
 }
 
 // (rows, columns) values that an operation reads, writes, or both (an update)
@@ -167,7 +172,7 @@ struct Activity {
     enum Kind { Section, Compute, Communicate, Wait } kind;
     const char* name;
     Stream stream;  // on which it is enqueued
-    Place place;
+    Place place = {};
     std::vector<TensorAccess> tensors = {};
     std::vector<Work> works = {};
     Communication call = {};

@@ -5,6 +5,7 @@
 //   What computes is compiled once, in layers/compute.cu (COMPUTES_HERE): each layer's file fences ref with
 //   REF_HERE, kernels with KERNELS_HERE. All else sees operations only; the host's compiler compiles it.
 #pragma once
+#include <sched.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

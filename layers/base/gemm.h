@@ -64,8 +64,8 @@ void take_gemm_workspace(Stream);
 std::string gemm_library();
 // whether run(true), by an epilogue, is faster than run(false), with a kernel for its work: timed at the
 // start, or the choice of the checkpoint or cache; `by_default` where there is none
-bool fuses(const char* what, const Gemm<floatX>& fused_gemm, Stream, const std::function<void(bool)>& run,
-           bool by_default = false);
+bool fused_is_faster(const char* what, const Gemm<floatX>& fused_gemm, Stream,
+                     const std::function<void(bool)>& run, bool by_default = false);
 }  // namespace gpu
 
 // ---- GELU of one value and its slope, by tanh (Hendrycks & Gimpel, 2016) ----------------------------------

@@ -51,8 +51,7 @@ class Section {
 public:
     Section(const Place& place, Stream s)
         : here(place), announced(pass_names[(int)place.pass], [&] {
-              return Activity{.kind = Activity::Section, .name = pass_names[(int)place.pass], .stream = s,
-                              .place = {}};
+              return Activity{.kind = Activity::Section, .name = pass_names[(int)place.pass], .stream = s};
           }) {}
 };
 

@@ -26,8 +26,9 @@ namespace ref {
 // rows [t0, t0 + rows) of a head: their scaled scores over `keys` keys; those beyond the diagonal are invalid
 inline void flash_scores(real* p, const floatX* q, const floatX* k, int t0, int rows, int keys,
                          AttentionShape a, Stream s) {
-    gemm<real>({.out = p, .a = q + t0 * a.row(), .b = k, .m = rows, .n = keys, .k = a.HS, .transpose_b = true,
-                .alpha = a.scale(), .lda = a.row(), .ldb = a.row(), .ldc = keys}, s);
+    gemm<real>({.out = p, .a = q + t0 * a.ld_qkv(), .b = k, .m = rows, .n = keys, .k = a.HS,
+                .transpose_b = true, .alpha = a.scale(), .lda = a.ld_qkv(), .ldb = a.ld_qkv(),
+                .ldc = keys}, s);
 }
 
 }  // namespace ref
@@ -36,8 +37,8 @@ void FlashForward::ref(Stream s) const {
     #pragma omp parallel for collapse(2)
     for (int b = 0; b < a.B; b++)
         for (int h = 0; h < a.NH; h++) {
-            const floatX* q = qkv + b * a.T * a.row() + 3L * h * a.HS;
-            floatX* ob = o + b * a.T * a.out() + (long)h * a.HS;
+            const floatX* q = qkv + b * a.T * a.ld_qkv() + 3L * h * a.HS;
+            floatX* ob = o + b * a.T * a.ld_o() + (long)h * a.HS;
             std::vector<real> p((size_t)ref::attention_rows * a.T);
             std::vector<floatX> rounded(p.size());
 
@@ -48,9 +49,9 @@ void FlashForward::ref(Stream s) const {
                     lse[((long)b * a.NH + h) * a.T + t0 + t] =
                         ref::softmax_row(rounded.data() + (long)t * keys, p.data() + (long)t * keys,
                                          t0 + t + 1, keys);
-                ref::gemm<floatX>({.out = ob + t0 * a.out(), .a = rounded.data(), .b = q + 2 * a.HS,
-                                   .m = rows, .n = a.HS, .k = keys, .lda = keys, .ldb = a.row(),
-                                   .ldc = a.out()}, s);
+                ref::gemm<floatX>({.out = ob + t0 * a.ld_o(), .a = rounded.data(), .b = q + 2 * a.HS,
+                                   .m = rows, .n = a.HS, .k = keys, .lda = keys, .ldb = a.ld_qkv(),
+                                   .ldc = a.ld_o()}, s);
             }
         }
 }
@@ -59,7 +60,7 @@ void FlashBackward::ref(Stream s) const {
     #pragma omp parallel for collapse(2)
     for (int b = 0; b < a.B; b++)
         for (int h = 0; h < a.NH; h++) {
-            long at = b * a.T * a.row() + 3L * h * a.HS, out = b * a.T * a.out() + (long)h * a.HS;
+            long at = b * a.T * a.ld_qkv() + 3L * h * a.HS, out = b * a.T * a.ld_o() + (long)h * a.HS;
             const floatX *q = qkv + at, *k = q + a.HS, *v = k + a.HS;
             std::vector<real> p((size_t)ref::attention_rows * a.T), dp(p.size()), dk((size_t)a.T * a.HS, 0),
                 dv(dk);
@@ -67,16 +68,16 @@ void FlashBackward::ref(Stream s) const {
 
             for (int t0 = 0; t0 < a.T; t0 += ref::attention_rows) {
                 int rows = std::min(ref::attention_rows, a.T - t0), keys = t0 + rows;
-                const floatX* d = dout + out + t0 * a.out();
+                const floatX* d = dout + out + t0 * a.ld_o();
                 ref::flash_scores(p.data(), q, k, t0, rows, keys, a, s);
                 ref::gemm<real>({.out = dp.data(), .a = d, .b = v, .m = rows, .n = keys, .k = a.HS,
-                                 .transpose_b = true, .lda = a.out(), .ldb = a.row(), .ldc = keys}, s);
+                                 .transpose_b = true, .lda = a.ld_o(), .ldb = a.ld_qkv(), .ldc = keys}, s);
 
                 // ds = p (dp - delta), delta the sum over c of dout o
                 for (int t = 0; t < rows; t++) {
                     real delta = 0, log_sum = lse[((long)b * a.NH + h) * a.T + t0 + t];
                     for (int c = 0; c < a.HS; c++)
-                        delta += real(d[t * a.out() + c]) * real(o[out + (t0 + t) * a.out() + c]);
+                        delta += real(d[t * a.ld_o() + c]) * real(o[out + (t0 + t) * a.ld_o() + c]);
                     long row = (long)t * keys, seen = t0 + t + 1;
                     floatX *p_row = pX.data() + row, *ds_row = dsX.data() + row;
                     #pragma omp simd
@@ -90,23 +91,23 @@ void FlashBackward::ref(Stream s) const {
                 }
 
                 ref::gemm<real>({.out = dv.data(), .a = pX.data(), .b = d, .m = keys, .n = a.HS, .k = rows,
-                                 .transpose_a = true, .beta = 1, .lda = keys, .ldb = a.out(),
+                                 .transpose_a = true, .beta = 1, .lda = keys, .ldb = a.ld_o(),
                                  .ldc = a.HS}, s);
-                ref::gemm<real>({.out = dk.data(), .a = dsX.data(), .b = q + t0 * a.row(), .m = keys,
+                ref::gemm<real>({.out = dk.data(), .a = dsX.data(), .b = q + t0 * a.ld_qkv(), .m = keys,
                                  .n = a.HS, .k = rows, .transpose_a = true, .alpha = a.scale(), .beta = 1,
-                                 .lda = keys, .ldb = a.row(), .ldc = a.HS}, s);
-                ref::gemm<floatX>({.out = dqkv + at + t0 * a.row(), .a = dsX.data(), .b = k, .m = rows,
-                                   .n = a.HS, .k = keys, .alpha = a.scale(), .lda = keys, .ldb = a.row(),
-                                   .ldc = a.row()}, s);
+                                 .lda = keys, .ldb = a.ld_qkv(), .ldc = a.HS}, s);
+                ref::gemm<floatX>({.out = dqkv + at + t0 * a.ld_qkv(), .a = dsX.data(), .b = k, .m = rows,
+                                   .n = a.HS, .k = keys, .alpha = a.scale(), .lda = keys, .ldb = a.ld_qkv(),
+                                   .ldc = a.ld_qkv()}, s);
             }
 
             for (int t = 0; t < a.T; t++)
                 for (int c = 0; c < a.HS; c++) {
-                    dqkv[at + t * a.row() + a.HS + c] = floatX(dk[(long)t * a.HS + c]);
-                    dqkv[at + t * a.row() + 2 * a.HS + c] = floatX(dv[(long)t * a.HS + c]);
+                    dqkv[at + t * a.ld_qkv() + a.HS + c] = floatX(dk[(long)t * a.HS + c]);
+                    dqkv[at + t * a.ld_qkv() + 2 * a.HS + c] = floatX(dv[(long)t * a.HS + c]);
                 }
         }
-    if (db) ref::column_sum(db, dqkv, column_scratch, (int)a.rows(), (int)a.row(), accumulate, s);
+    if (db) ref::column_sum(db, dqkv, column_scratch, (int)a.rows(), (int)a.ld_qkv(), accumulate, s);
 }
 #endif
 

@@ -115,7 +115,7 @@ void FlashBackward::compute_with(bool hopper, Stream s) const {
     });
 
     if (!db) return;
-    int row = (int)a.row();
+    int row = (int)a.ld_qkv();
     if (hopper)
         gpu::column_sum(db, scratch.dqkv_sums, column_scratch, a.B * ceil_div(a.T, 128), row,
                         accumulate, s);

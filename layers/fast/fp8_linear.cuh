@@ -34,12 +34,14 @@ static void matmul_forward(floatX* y, const floatX* w, const floatX* b, const Fp
                                        .scale_b = &f.weights.scale(w)->inverse}, s);
 }
 
-static void matmul_backward(floatX* dx, real* dw, const floatX* dy, const Fp8Inputs& in, const floatX* w,
-                            const Fp8Scratch& f, int N, int C, int OC, bool accumulate, Stream s) {
+// largest_dy: a bound of |dy|, from which its scale follows; 0: none is known
+static void matmul_backward(floatX* dx, real* dw, const floatX* dy, float largest_dy, const Fp8Inputs& in,
+                            const floatX* w, const Fp8Scratch& f, int N, int C, int OC, bool accumulate,
+                            Stream s) {
     e5m2 *q = (e5m2*)f.dy, *q_t = (e5m2*)f.dy_t;
     Fp8Scale* scale = in.dy_is_scaled ? f.d_up_scale : f.dy_scale;
-    if (in.largest_dy > 0) dev::fp8_set_scale(scale, fp8_scale(in.largest_dy, e5m2::largest), s);
-    if (in.knows_dy_scale()) dev::fp8_round(q, q_t, scale, dy, N, OC, s);
+    if (largest_dy > 0) dev::fp8_set_scale(scale, fp8_scale(largest_dy, e5m2::largest), s);
+    if (in.dy_is_scaled || largest_dy > 0) dev::fp8_round(q, q_t, scale, dy, N, OC, s);
     else round(q, q_t, scale, dy, f, N, OC, s);
 
     dev::gemm(Gemm<real, e5m2, e4m3>{.out = dw, .a = q_t, .b = in.x.transposed, .m = OC, .n = C, .k = N,
@@ -74,15 +76,33 @@ void InFp8<LinearGeluForward>::execute(Stream s) const {
 
 template <>
 void InFp8<LinearBackward>::execute(Stream s) const {
-    auto [dx, dw, dy, x, w, N, C, OC, accumulate] = layer;
-    ::fp8::matmul_backward(dx, dw, dy, in, w, fp8, N, C, OC, accumulate, s);
+    auto [dx, dw, dy, x, w, N, C, OC, accumulate, largest_dy] = layer;
+    ::fp8::matmul_backward(dx, dw, dy, largest_dy, in, w, fp8, N, C, OC, accumulate, s);
 }
 
 template <>
 void InFp8<LinearOfGeluBackward>::execute(Stream s) const {
     auto [d_up, dw, d_up_bias, dy, x, up, w, column_scratch, N, C, OC, accumulate] = layer;
-    ::fp8::matmul_backward(d_up, dw, dy, in, w, fp8, N, C, OC, accumulate, s);
+    ::fp8::matmul_backward(d_up, dw, dy, 0, in, w, fp8, N, C, OC, accumulate, s);
     dev::fp8_gelu_backward(d_up, d_up_bias, up, column_scratch, N, C, accumulate,
                            {fp8.d_up_scale, fp8.parts, e5m2::largest}, s);
 }
+
+// ---- as the model calls them (model/activations.h) -------------------------------------------------------
+
+void round_weight(const floatX* w, int OC, int C, const Fp8Scratch& fp8, Stream s,
+                  std::source_location where) {
+    compute(RoundWeight{.w = w, .fp8 = fp8, .C = C, .OC = OC}, s, where);
+}
+
+template <class Layer>
+void compute_in_fp8(const Layer& layer, const Fp8Inputs& in, const Fp8Scratch& fp8, Stream s,
+                    std::source_location where) {
+    compute(InFp8<Layer>{layer, fp8, in}, s, where);
+}
+using Where = std::source_location;
+template void compute_in_fp8(const LinearForward&, const Fp8Inputs&, const Fp8Scratch&, Stream, Where);
+template void compute_in_fp8(const LinearGeluForward&, const Fp8Inputs&, const Fp8Scratch&, Stream, Where);
+template void compute_in_fp8(const LinearBackward&, const Fp8Inputs&, const Fp8Scratch&, Stream, Where);
+template void compute_in_fp8(const LinearOfGeluBackward&, const Fp8Inputs&, const Fp8Scratch&, Stream, Where);
 #endif

@@ -69,9 +69,6 @@ struct Fp8Inputs {
     Fp8Input y = {};            // of LinearGeluForward, which makes y in 8 bits only: the next layer's x
     bool x_is_rounded = false;  // forward: x is set already, by the layer before
     bool dy_is_scaled = false;  // backward: dy's scale is d_up_scale, set by the operation that made dy
-    float largest_dy = 0;       // backward: a bound of |dy|, from which its scale follows; 0: none is known
-
-    bool knows_dy_scale() const { return dy_is_scaled || largest_dy > 0; }
 };
 
 // an operation of linear.cuh, computed in 8 bits
@@ -126,15 +123,15 @@ inline std::vector<Work> InFp8<LinearGeluForward>::works() const {
 
 template <>
 inline std::vector<TensorAccess> InFp8<LinearBackward>::tensors() const {
-    auto [dx, dw, dy, x, w, N, C, OC, accumulate] = layer;
+    auto [dx, dw, dy, x, w, N, C, OC, accumulate, largest_dy] = layer;
     return {reads("dy", dy, N, OC), reads("x in 8 bits", in.x.transposed, C, N), reads("w", w, OC, C),
             sums_to("dw", dw, accumulate, OC, C), writes("dx", dx, N, C)};
 }
 template <>
 inline std::vector<Work> InFp8<LinearBackward>::works() const {
     std::vector<Work> gemms = layer.works();
-    return {rounding_work((double)layer.N * layer.OC, in.knows_dy_scale()), in_fp8(gemms[0]),
-            in_fp8(gemms[1])};
+    bool is_scaled = in.dy_is_scaled || layer.largest_dy > 0;
+    return {rounding_work((double)layer.N * layer.OC, is_scaled), in_fp8(gemms[0]), in_fp8(gemms[1])};
 }
 
 template <>

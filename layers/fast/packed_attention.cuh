@@ -35,7 +35,7 @@ struct PackedAttention {
     AttentionShape a;
 
     static constexpr const char* name = "packed_attention";
-    std::vector<TensorAccess> tensors() const { return {qkv_of(qkv, a), writes("o", o, a.rows(), a.out())}; }
+    std::vector<TensorAccess> tensors() const { return {qkv_of(qkv, a), writes("o", o, a.rows(), a.ld_o())}; }
     void ref(Stream) const;
     void gpu(Stream) const;
 };
@@ -70,15 +70,15 @@ void PackedAttention::ref(Stream s) const {
 
             auto scores = [&](int from, int n, int to) {
                 ref::gemm<real>({.out = p.data() + to,
-                                 .a = q + t.at * a.row(),
-                                 .b = k + from * a.row(),
+                                 .a = q + t.at * a.ld_qkv(),
+                                 .b = k + from * a.ld_qkv(),
                                  .m = t.rows,
                                  .n = n,
                                  .k = a.HS,
                                  .transpose_b = true,
                                  .alpha = a.scale(),
-                                 .lda = a.row(),
-                                 .ldb = a.row(),
+                                 .lda = a.ld_qkv(),
+                                 .ldb = a.ld_qkv(),
                                  .ldc = keys},
                                 s);
             };
@@ -92,13 +92,13 @@ void PackedAttention::ref(Stream s) const {
             auto values = [&](int from, int n, int at, real beta) {
                 ref::gemm<real>({.out = sum.data(),
                                  .a = rounded.data() + at,
-                                 .b = v + from * a.row(),
+                                 .b = v + from * a.ld_qkv(),
                                  .m = t.rows,
                                  .n = a.HS,
                                  .k = n,
                                  .beta = beta,
                                  .lda = keys,
-                                 .ldb = a.row(),
+                                 .ldb = a.ld_qkv(),
                                  .ldc = a.HS},
                                 s);
             };
@@ -107,7 +107,7 @@ void PackedAttention::ref(Stream s) const {
             values(t.own, near, t.shared, t.shared ? 1 : 0);
             for (int r = 0; r < t.rows; r++)
                 for (int c = 0; c < a.HS; c++)
-                    o[(t.row + r) * a.out() + (long)h * a.HS + c] = floatX(sum[(size_t)r * a.HS + c]);
+                    o[(t.row + r) * a.ld_o() + (long)h * a.HS + c] = floatX(sum[(size_t)r * a.HS + c]);
         }
 }
 
@@ -241,7 +241,8 @@ void PackedAttention::gpu(Stream s) const {
 
     size_t bytes = gpu::segment_warps * 2 * a.HS * sizeof(real);
     allow_shared(gpu::packed_attention_kernel, bytes);
-    LAUNCH(gpu::packed_attention_kernel, blocks, threads, bytes, s, o, qkv, tiles, a.scale(), a.row(), a.HS);
+    LAUNCH(gpu::packed_attention_kernel, blocks, threads, bytes, s, o, qkv, tiles, a.scale(), a.ld_qkv(),
+           a.HS);
 }
 
 void StoreCacheRows::gpu(Stream s) const {

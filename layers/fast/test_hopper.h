@@ -98,15 +98,15 @@ void hopper_beside_sm80(X& o, R& lse, X& dqkv, const FlashScratch& scratch, X& d
     auto alike = [&](const char* what, double off) {
         check(off < too_much, text("beside sm_80's: %s differ by %.2g (relative rms)", what, off) + size);
     };
-    alike("outputs", ways_differ(o.device, (size_t)a.T * a.out(), forward));
+    alike("outputs", ways_differ(o.device, (size_t)a.T * a.ld_o(), forward));
     alike("lse", ways_differ(lse.device, (size_t)a.NH * a.T, forward));
-    alike("gradients", ways_differ(dqkv.device, (size_t)a.T * a.row(), backward));
+    alike("gradients", ways_differ(dqkv.device, (size_t)a.T * a.ld_qkv(), backward));
 
     auto of_another = [&](bool way) {
         const floatX* input = way ? dqkv.device : qkv.device;
         FlashForward{o.device, lse.device, input, a}.compute_with(false, nullptr);
     };
-    double other = ways_differ(o.device, (size_t)a.T * a.out(), of_another);
+    double other = ways_differ(o.device, (size_t)a.T * a.ld_o(), of_another);
     check(other > too_much, "another input is seen" + size);
 }
 
@@ -122,7 +122,7 @@ void hopper_attention() {
     for (const Size& each : sizes) {
         int B = each.B, T = each.T, NH = each.NH, HS = each.HS;
         AttentionShape a = {B, T, NH, HS};
-        long n = B * T * a.row(), m = B * T * a.out(), rows = (long)B * NH * T;
+        long n = B * T * a.ld_qkv(), m = B * T * a.ld_o(), rows = (long)B * NH * T;
         X qkv(random_values<floatX>(n, 1)), o(m), old(m);
         R lse(rows), old_lse(rows);
         std::string size = text(" B %d T %d NH %d HS %d", B, T, NH, HS);
@@ -140,7 +140,7 @@ void hopper_attention() {
         Both<int> turns(flash_turns(B, NH, T));
         R parts(flash_dqkv_sums(a));
         FlashScratch scratch = {terms.device, dq.device, turns.device, parts.device};
-        SumsOnTheWay db(a.row());
+        SumsOnTheWay db(a.ld_qkv());
         FlashBackward{dqkv.ref(), {}, dout.ref(), o.ref(), lse.ref(), qkv.ref(), a}.ref(nullptr);
 
         std::vector<floatX> first;

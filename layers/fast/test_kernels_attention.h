@@ -25,14 +25,14 @@ void kernels_attention() {
     for (auto [B, T, NH, HS] : {std::tuple{1, 1, 1, 1}, {2, 17, 3, 5}, {1, 33, 2, 64}, {2, 70, 1, 33},
                                 {1, 127, 2, 16}}) {
         AttentionShape a = {B, T, NH, HS};
-        long n = B * T * a.row(), m = B * T * a.out(), s = (long)B * NH * T * T;
+        long n = B * T * a.ld_qkv(), m = B * T * a.ld_o(), s = (long)B * NH * T * T;
         X qkv(random_values<floatX>(n, 1)), o(m), p(s), dout(random_values<floatX>(m, 2)), dqkv(n), dp(s);
         std::string size = text(" B %d T %d NH %d HS %d", B, T, NH, HS);
         both_ways([&] { return AttentionForward{o, p, qkv, a}; });
         o.compare("attention o" + size, 2 * rounding);
         p.compare("attention p" + size, 2 * rounding);
         AttentionBackward{dqkv.ref(), dp.ref(), dout.ref(), p.ref(), qkv.ref(), a}.ref(nullptr);
-        SumsOnTheWay db(a.row());
+        SumsOnTheWay db(a.ld_qkv());
         for (int again = 0; again < 2; again++) {
             AttentionBackward{dqkv.device, dp.device, dout.device, p.device, qkv.device, a,
                               db.out.device, db.scratch.device, db.accumulate}.gpu(nullptr);
@@ -67,7 +67,7 @@ void kernels_flash_attention() {
 
     auto check_size = [&](int B, int T, int NH, int HS) {
         AttentionShape a = {B, T, NH, HS};
-        long n = B * T * a.row(), m = B * T * a.out(), rows = (long)B * NH * T;
+        long n = B * T * a.ld_qkv(), m = B * T * a.ld_o(), rows = (long)B * NH * T;
         X qkv(random_values<floatX>(n, 1)), o(m), dout(random_values<floatX>(m, 2)), dqkv(n);
         R lse(rows), terms(flash_query_terms(B, NH, T)), dq(flash_dq(B, NH, T, HS));
         Both<int> turns(flash_turns(B, NH, T));
@@ -84,7 +84,7 @@ void kernels_flash_attention() {
         FlashBackward{dqkv.ref(), {}, dout.ref(), o.ref(), lse.ref(), qkv.ref(), a}.ref(nullptr);
         R parts(flash_dqkv_sums(a));
         FlashScratch scratch = {terms.device, dq.device, turns.device, parts.device};
-        SumsOnTheWay db(a.row());
+        SumsOnTheWay db(a.ld_qkv());
         std::vector<floatX> first;
         for (int again = 0; again < 2; again++) {
             FlashBackward{dqkv.device, scratch, dout.device, o.device, lse.device, qkv.device, a,
@@ -131,7 +131,7 @@ void kernels_flash_attention() {
 // scores and logits of which exp alone would overflow
 void kernels_large_exponents() {
     AttentionShape a = {1, 70, 2, 64};
-    long n = a.T * a.row(), m = a.T * a.out(), rows = a.NH * a.T;
+    long n = a.T * a.ld_qkv(), m = a.T * a.ld_o(), rows = a.NH * a.T;
     X qkv(random_values<floatX>(n, 1, 15)), o(m), whole(m), p(rows * a.T);
     R lse(rows);
     if (sizeof(floatX) == 2) {  // elsewhere there is no flash kernel

@@ -115,7 +115,7 @@ std::vector<Score> score_file(Model& model, const ScoreBatches& plan) {
 
         clear_losses(model);
         Schedule schedule = make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false});
-        run_schedule(model, schedule, rows, 0, load, pass);
+        run_schedule(model, schedule, rows, nullptr, 0, load, pass);
 
         for (int i = 0; grid.is_last_stage() && i < mine; i++)
             collect_scores(model, plan, batch_of(i), i, scores);

@@ -98,7 +98,7 @@ inline bool keeps_cache(const Model& model) {
 }
 
 // steps 1 to 3 of a block (model/block.h)
-inline void packed_attention(const BlockActivations& a, const PackedSegments& packed, const floatX* const* w,
+inline void packed_attention(const BlockActivations& a, const PackedSegments& packed, const BlockWeights& w,
                              const LayerContext& ctx) {
     Stream s = ctx.stream;
     int N = ctx.N, C = ctx.shape.C, t = ctx.grid.t;
@@ -119,7 +119,7 @@ inline void packed_attention(const BlockActivations& a, const PackedSegments& pa
 // the chunk's input, or in the first chunk the tokens -> in_flight.y
 inline void packed_layers(Model& model, const MicroBatch& mb, const LayerContext& ctx) {
     const PackedSegments& packed = *mb.in_flight.packed;
-    layers_forward(model, mb, ctx, packed.positions, [&](const BlockActivations& a, const floatX* const* w) {
+    layers_forward(model, mb, ctx, packed.positions, [&](auto& a, auto& w) {
         packed_attention(a, packed, w, ctx);
     });
 }
@@ -127,7 +127,7 @@ inline void packed_layers(Model& model, const MicroBatch& mb, const LayerContext
 // of the last chunk's output: normalised rows (logit_rows, C), those whose logits are wanted
 inline const floatX* packed_lm_head_rows(Model& model, const MicroBatch& mb, const LayerContext& ctx) {
     await_lm_head(model);
-    const floatX* rows = lm_head_rows(model.lm_head, mb.in_flight.y.x, model.lm_head_weights.data(), ctx);
+    const floatX* rows = lm_head_rows(model.lm_head, mb.in_flight.y.x, model.lm_head_weights(), ctx);
     // rows[rows_with_logits[i]]: a table lookup, like the embedding
     compute(EmbeddingForward{.x = ctx.scratch.unreduced, .tokens = mb.in_flight.packed->rows_with_logits,
                              .wte = rows, .N = mb.in_flight.packed->logit_rows, .C = ctx.shape.C,
@@ -159,7 +159,7 @@ inline void packed_forward(Model& model, const MicroBatch& mb) {
     for (int first = 0; first < all; first += a.logit_rows_held) {
         int n = std::min(a.logit_rows_held, all - first);
         logits_forward(a, rows + (long)first * ctx.shape.C, model.weight(model.table.wte), n, ctx);
-        loss_forward(a, mb, first, n, 0, ctx);
+        loss_forward(a, mb, first, n, ctx);
         note_tokens_ahead(first, n);
     }
 }
@@ -177,7 +177,8 @@ inline std::vector<std::vector<real>> packed_logits(Model& model, const PackedBa
     for (int chunk = 0; chunk < model.setup.chunks; chunk++) {
         InFlight& in_flight = model.in_flight[chunk];
         load_packed(model, in_flight, packed);
-        MicroBatch mb = {0, false, chunk, packed.rows(), in_flight, input};
+        MicroBatch mb = {.index = 0, .chunk = chunk, .N = packed.rows(), .in_flight = in_flight,
+                         .input = input};
         if (!model.is_first_chunk(chunk))
             comm::receive(grid.forward_in.group, input.x, values, 0, "rows of generation", model.stream);
         packed_layers(model, mb, ctx);

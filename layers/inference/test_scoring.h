@@ -13,15 +13,15 @@ void test_segments() {
     if (HAS_KERNELS) return;  // kernels are held against ref
     int T = 150, cut = 67;
     AttentionShape a = {1, T, 3, 8}, twice = {1, T + T - cut, 3, 8};
-    std::vector<floatX> qkv = random_values<floatX>(T * a.row(), 1), whole(T * a.out()), p(3L * T * T),
+    std::vector<floatX> qkv = random_values<floatX>(T * a.ld_qkv(), 1), whole(T * a.ld_o()), p(3L * T * T),
                         cache = qkv;
     AttentionForward{whole.data(), p.data(), qkv.data(), a}.ref(nullptr);
 
     auto part = [&](int from, int n) {
-        return std::vector<floatX>(whole.begin() + from * a.out(), whole.begin() + (from + n) * a.out());
+        return std::vector<floatX>(whole.begin() + from * a.ld_o(), whole.begin() + (from + n) * a.ld_o());
     };
     auto attend = [&](const PackedBatch& pack) {
-        std::vector<floatX> o(pack.rows() * a.out());
+        std::vector<floatX> o(pack.rows() * a.ld_o());
         int count = (int)pack.tiles.size();
         PackedAttention{o.data(), cache.data(), pack.tiles.data(), count, a}.ref(nullptr);
         return o;
@@ -35,7 +35,7 @@ void test_segments() {
     close("the last row, the others in the cache", attend(last), part(T - 1, 1), sums_tolerance);
 
     // the context, what follows it, and the same again: both see the context, neither the other
-    cache.insert(cache.end(), qkv.begin() + cut * a.row(), qkv.end());
+    cache.insert(cache.end(), qkv.begin() + cut * a.ld_qkv(), qkv.end());
     behind.add_uncached(tokens.data(), cut, 0);
     for (int i = 0; i < 2; i++) behind.add_uncached(tokens.data(), T - cut, cut, 0, cut);
     std::vector<floatX> o = attend(behind), want = whole, again = part(cut, T - cut);
@@ -243,20 +243,20 @@ void kernels_packed_attention() {
         pack.add_segment(none.data(), 3, 7, 460, 453, 300, 131);
         pack.add_segment(none.data(), 2, 5, 495, 490, 0, 256);
         AttentionShape a = {1, pack.rows(), NH, HS};
-        std::vector<floatX> values = random_values<floatX>(500 * a.row(), 1);
+        std::vector<floatX> values = random_values<floatX>(500 * a.ld_qkv(), 1);
         std::vector<bool> seen(500, false);
         for (auto& t : pack.tiles) {
             std::fill(seen.begin() + t.own, seen.begin() + t.at + t.rows, true);
             std::fill(seen.begin() + t.prefix, seen.begin() + t.prefix + t.shared, true);
         }
         for (size_t i = 0; i < values.size(); i++)
-            if (!seen[i / a.row()]) values[i] = floatX(NAN);
-        X cache(values), o(pack.rows() * a.out()), rows(random_values<floatX>(9 * a.row(), 2)),
-            stored(random_values<floatX>(500 * a.row(), 3));
+            if (!seen[i / a.ld_qkv()]) values[i] = floatX(NAN);
+        X cache(values), o(pack.rows() * a.ld_o()), rows(random_values<floatX>(9 * a.ld_qkv(), 2)),
+            stored(random_values<floatX>(500 * a.ld_qkv(), 3));
         Both<Tile> tiles(pack.tiles);
         Both<int> places(std::vector<int>{3, 499, 0, 20, 21, 22, 9, 8, 7});
         std::string size = text(" NH %d HS %d", NH, HS);
-        both_ways([&] { return StoreCacheRows{stored, rows, places, 9, (int)a.row()}; });
+        both_ways([&] { return StoreCacheRows{stored, rows, places, 9, (int)a.ld_qkv()}; });
         stored.compare("rows in the cache" + size, 0);
         int count = (int)pack.tiles.size();
         both_ways([&] { return PackedAttention{o, cache, tiles, count, a}; });

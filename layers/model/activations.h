@@ -11,8 +11,8 @@
 #include "../cross_entropy.cuh"
 #include "../embedding.cuh"
 #include "../attention.cuh"
-#include "../fast/fp8_linear.h"
 #include "../layernorm.cuh"
+#include "../linear.cuh"
 #include "params.h"
 
 // which activations are recomputed in backward instead of kept
@@ -52,6 +52,10 @@ struct Setup {
     size_t workspace = dev::gemm_workspace();  // bytes for GEMMs: of this build, except in plans
 };
 
+// --fp8: a linear layer's input in 8 bits, from forward to backward; their scratch (fast/fp8_linear.h)
+struct Fp8Inputs;
+struct Fp8Scratch;
+
 // a range of device memory; base nullptr: only measured
 struct Allocation {
     const char* name;
@@ -82,8 +86,8 @@ struct BlockActivations {
     // ln1, ln2 and act alone are shared by all blocks: backward recomputes them (light recomputation) or does
     // not need them (--fp8). With full recomputation all but x is shared, and this is false
     bool shares_outputs = false;
-    // --fp8: the linear layers' inputs ln1, o, ln2 and act in 8 bits, for backward
-    Fp8Inputs qkv_fp8, out_fp8, up_fp8, down_fp8;
+    // --fp8: of the linear layers' inputs ln1, o, ln2 and act
+    std::shared_ptr<Fp8Inputs> qkv_fp8, out_fp8, up_fp8, down_fp8;
 };
 
 // ---- the LM head -----------------------------------------------------------------------------------------
@@ -101,8 +105,8 @@ struct LmHeadActivations {
     int logit_rows;             // most rows of logits in a batch; like the next, never 0, unlike Setup's
     int logit_rows_held;        // rows of logits held at once
     bool loss_in_backward;      // backward computes logits and losses itself: see vocabulary.h
-    bool in_fp8 = false;        // --fp8-lm-head: its GEMMs are in 8 bits where the blocks' are
-    Fp8Inputs rows_fp8;         // with in_fp8: its input in 8 bits, for logit_rows_held rows, like the logits
+    // --fp8-lm-head: of logit_rows_held rows of its input. Its GEMMs are in 8 bits where the blocks' are
+    std::shared_ptr<Fp8Inputs> rows_fp8;
 };
 
 // ---- a micro-batch in flight -----------------------------------------------------------------------------
@@ -111,8 +115,8 @@ struct LmHeadActivations {
 struct Buffer {
     floatX* x;                          // (N_r, C)
     comm::StreamEvent received;         // awaited before x is read
-    // awaited before x is overwritten: y and dx are sent. Inputs are not: a receive into one is enqueued
-    // behind the last computation that reads it
+    // awaited before x is overwritten. Of y and dx: inputs are never sent, and a receive into one waits for
+    // the last computation that reads it (wait_stream)
     comm::StreamEvent sent;
 };
 
@@ -129,34 +133,37 @@ struct InFlight {
 // one micro-batch in one model chunk of this rank's stage, with its buffers there
 struct MicroBatch {
     int index;       // within the step: the first one sets gradients, later ones add to them
-    bool is_last_micro_batch;  // of the step: after it, gradients are complete
+    bool is_last_micro_batch = false;  // of the step: after it, gradients are complete
     int chunk;
     int N;           // rows: B * T; of a packed batch, those of all its segments
     InFlight& in_flight;
     Buffer& input;   // of the chunk
+    Buffer* dx_buffer = nullptr;  // used by backward alone, in place
+    const int* host_tokens = nullptr;  // of the step's micro-batches: one of Model's buffers
+    real dloss = 0;  // the gradient of the step's loss with respect to one token's; 0: no gradients wanted
+
     BlockActivations block(int l) const {  // of layer l of the chunk
         BlockActivations a = in_flight.blocks[l];
         if (l == 0) a.x = input.x;
         return a;
     }
-    Buffer* dx_buffer = nullptr;  // used by backward alone, in place
 };
 
 // ---- scratch: within one layer's or block's forward or backward ------------------------------------------
 
-// one for all layers and the LM head, in the order of one stream; only `reduced` shares memory with another
+// one for all layers and the LM head, in the order of one stream
 struct Scratch {
     // (N, C): in backward the gradients of ln (LM head), ln2, o and ln1 (when: the table in block.h); with
     // t > 1 all but o's are partial sums over t. In forward, with t > 1 or --fp8, a branch's last GEMM's
     // output, with sequence parallelism the looked-up rows of wte, in packed batches the LM head's rows
     floatX* unreduced;
-    floatX* reduced;     // (N_r, C): their sums; without sequence parallelism, so with t = 1, `unreduced`
+    floatX* reduced;     // (N_r, C): their sums, with sequence parallelism; else these are in `unreduced`
     floatX* all_rows;    // (N, C): gathered rows; with sequence parallelism only
     floatX* mlp_or_qkv;  // (N, 4 C / t): gradient of act, in place that of up; later that of qkv
     floatX* scores_gradient = nullptr;  // (B, NH_r, T, T): for materialised attention …
     FlashScratch flash = {};            // … or for flash attention
     real* columns = nullptr;            // column_scratch of all layers: as large as the largest needs
-    Fp8Scratch fp8 = {};                // only with --fp8
+    std::shared_ptr<Fp8Scratch> fp8;    // only with --fp8
 };
 
 // what every layer's call needs
@@ -170,10 +177,16 @@ struct LayerContext {
     bool fp8 = false;         // --fp8: linear layers compute in 8 bits
 };
 
-// A linear layer, with --fp8 in 8 bits: `fp8` is its input as forward keeps it for backward
+// w (OC, C) -> the 8-bit copies that GEMMs read; a linear layer in 8 bits (fast/fp8_linear.cuh)
+void round_weight(const floatX* w, int OC, int C, const Fp8Scratch&, Stream,
+                  std::source_location where = std::source_location::current());
 template <class Layer>
-void compute_linear(const Layer& layer, const Fp8Inputs& fp8, const LayerContext& ctx,
+void compute_in_fp8(const Layer&, const Fp8Inputs&, const Fp8Scratch&, Stream, std::source_location where);
+
+// a linear layer, with --fp8 in 8 bits; fp8: of its input; nullptr: this layer never is
+template <class Layer>
+void compute_linear(const Layer& layer, const Fp8Inputs* fp8, const LayerContext& ctx,
                     std::source_location where = std::source_location::current()) {
-    if (ctx.fp8) compute(InFp8<Layer>{layer, ctx.scratch.fp8, fp8}, ctx.stream, where);
+    if (ctx.fp8 && fp8) compute_in_fp8(layer, *fp8, *ctx.scratch.fp8, ctx.stream, where);
     else compute(layer, ctx.stream, where);
 }

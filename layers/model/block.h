@@ -19,25 +19,25 @@
 #include "params.h"
 
 // 1. layer norm
-inline void ln1_forward(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx) {
+inline void ln1_forward(const BlockActivations& a, const BlockWeights& w, const LayerContext& ctx) {
     compute(LayerNormForward{.y = a.ln1, .stats = a.ln1_stats, .x = a.x, .w = w[LN1_W], .b = w[LN1_B],
                              .N = ctx.grid.rows(ctx.N), .C = ctx.shape.C}, ctx.stream);
 }
 
 // --fp8: in a pass's first micro-batch (forward, stage.h), rounds the weight matrices to the 8-bit
 // copies that the GEMMs read
-inline void round_weights(const floatX* const* w, const LayerContext& ctx) {
-    const Fp8Scratch& fp8 = ctx.scratch.fp8;
+inline void round_weights(const BlockWeights& w, const LayerContext& ctx) {
+    const Fp8Scratch& fp8 = *ctx.scratch.fp8;
     int C = ctx.shape.C, C_r = C / ctx.grid.t;
-    compute(RoundWeight{.w = w[QKV_W], .fp8 = fp8, .C = C, .OC = 3 * C_r}, ctx.stream);
-    compute(RoundWeight{.w = w[OUT_W], .fp8 = fp8, .C = C_r, .OC = C}, ctx.stream);
-    compute(RoundWeight{.w = w[UP_W], .fp8 = fp8, .C = C, .OC = 4 * C_r}, ctx.stream);
-    compute(RoundWeight{.w = w[DOWN_W], .fp8 = fp8, .C = 4 * C_r, .OC = C}, ctx.stream);
+    round_weight(w[QKV_W], 3 * C_r, C, fp8, ctx.stream);
+    round_weight(w[OUT_W], C, C_r, fp8, ctx.stream);
+    round_weight(w[UP_W], 4 * C_r, C, fp8, ctx.stream);
+    round_weight(w[DOWN_W], C, 4 * C_r, fp8, ctx.stream);
 }
 
 // Steps 1 to 3, from a.x to a.o. w[BlockTensor]: this rank's shards of the block's parameters. For packed
 // batches: packed_attention(), inference/packed_batch.h
-inline void block_attention(const BlockActivations& a, const floatX* const* w, const LayerContext& ctx) {
+inline void block_attention(const BlockActivations& a, const BlockWeights& w, const LayerContext& ctx) {
     Stream s = ctx.stream;
     int N = ctx.N, C = ctx.shape.C, t = ctx.grid.t;
     ln1_forward(a, w, ctx);
@@ -45,7 +45,7 @@ inline void block_attention(const BlockActivations& a, const floatX* const* w, c
     // 2. queries, keys and values of this rank's heads
     const floatX* rows = gather_rows(ctx.grid, ctx.scratch.all_rows, a.ln1, N, C, "rows for qkv", s);
     compute_linear(LinearForward{.y = a.qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C,
-                                 .OC = 3 * C / t}, a.qkv_fp8, ctx);
+                                 .OC = 3 * C / t}, a.qkv_fp8.get(), ctx);
 
     // 3. attention, head by head; only flash attention has an lse
     AttentionShape heads = {N / ctx.shape.T, ctx.shape.T, ctx.shape.NH / t, ctx.shape.HS()};
@@ -56,7 +56,7 @@ inline void block_attention(const BlockActivations& a, const floatX* const* w, c
 // The last layer of a branch, y = residual + x w^T + b. With t = 1 LinearForward adds all three, and
 // nullptr is returned (not with --fp8, where cuBLASLt may be unable to). Otherwise x w^T, summed over t, is
 // returned, to which the caller adds residual and bias, once
-inline const floatX* end_branch(LinearForward layer, const Fp8Inputs& fp8, const char* label,
+inline const floatX* end_branch(LinearForward layer, const Fp8Inputs* fp8, const char* label,
                                 const LayerContext& ctx,
                                 std::source_location where = std::source_location::current()) {
     bool adds_all = ctx.grid.t == 1 && !ctx.fp8;
@@ -70,7 +70,7 @@ inline const floatX* end_branch(LinearForward layer, const Fp8Inputs& fp8, const
 }
 
 // Steps 4 to 7; with those before, they compute all that backward reads
-inline void after_attention_forward(const BlockActivations& a, const floatX* const* w,
+inline void after_attention_forward(const BlockActivations& a, const BlockWeights& w,
                                     const LayerContext& ctx) {
     Stream s = ctx.stream;
     int N = ctx.N, C = ctx.shape.C, C_r = C / ctx.grid.t;
@@ -79,7 +79,7 @@ inline void after_attention_forward(const BlockActivations& a, const floatX* con
     // layer norm computes mid = residual + f + bias; otherwise f is nullptr, mid has all three, and residual
     // and bias are not read
     const floatX* f = end_branch(LinearForward{.y = a.mid, .x = a.o, .w = w[OUT_W], .b = w[OUT_B], .N = N,
-                                               .C = C_r, .OC = C, .residual = a.x}, a.out_fp8,
+                                               .C = C_r, .OC = C, .residual = a.x}, a.out_fp8.get(),
                                  "sum of attention", ctx);
     compute(LayerNormForward{.y = a.ln2, .stats = a.ln2_stats, .x = a.mid, .w = w[LN2_W], .b = w[LN2_B],
                              .N = ctx.grid.rows(N), .C = C, .mid = a.mid, .residual = a.x, .f = f,
@@ -88,15 +88,15 @@ inline void after_attention_forward(const BlockActivations& a, const floatX* con
     // 6. up to this rank's share of 4C, and 7. GELU
     const floatX* rows = gather_rows(ctx.grid, ctx.scratch.all_rows, a.ln2, N, C, "rows for up", s);
     compute_linear(LinearGeluForward{.y = a.act, .up = a.up, .x = rows, .w = w[UP_W], .b = w[UP_B], .N = N,
-                                     .C = C, .OC = 4 * C_r}, a.up_fp8, ctx);
+                                     .C = C, .OC = 4 * C_r}, a.up_fp8.get(), ctx);
 }
 
 // 8. down to C: y (N_r, C), the block's output. Full recomputation does not repeat this step
-inline void down_forward(floatX* y, const BlockActivations& a, const floatX* const* w,
+inline void down_forward(floatX* y, const BlockActivations& a, const BlockWeights& w,
                          const LayerContext& ctx) {
     int N = ctx.N, C = ctx.shape.C, C_r = C / ctx.grid.t;
     const floatX* f = end_branch(LinearForward{.y = y, .x = a.act, .w = w[DOWN_W], .b = w[DOWN_B], .N = N,
-                                               .C = 4 * C_r, .OC = C, .residual = a.mid}, a.down_fp8,
+                                               .C = 4 * C_r, .OC = C, .residual = a.mid}, a.down_fp8.get(),
                                  "sum of mlp", ctx);
     if (f)
         compute(ResidualForward{.y = y, .residual = a.mid, .f = f, .bias = w[DOWN_B], .N = ctx.grid.rows(N),
@@ -125,7 +125,7 @@ inline const floatX* gathered_input(const LayerContext& ctx, const floatX* x, in
 // With sequence parallelism, gradients of replicated tensors cover only this rank's rows; optimizer.h sums
 // them over the tensor-parallel ranks, once per step.
 // Scratch is reused within the block, in the order of one stream. Without sequence parallelism, so with
-// t = 1, `reduced` is `unreduced`, which then keeps the gradients of ln2 and ln1 up to steps 5 and 1:
+// t = 1, there is no `reduced`: the gradients of ln2 and ln1 stay in `unreduced` up to steps 5 and 1:
 //                steps 8, 7   6                    5      4      3        2                    1
 //   mlp_or_qkv   d_up         d_up                               d_qkv    d_qkv
 //   unreduced                 gradient of ln2             d_o    d_o      gradient of ln1
@@ -133,8 +133,8 @@ inline const floatX* gathered_input(const LayerContext& ctx, const floatX* x, in
 // All steps but 6 and 2 use `columns`, step 3 also attention's scratch, each within one operation
 
 // Steps 8 to 5: d_residual, the gradient of y, becomes that of mid
-inline void mlp_backward(floatX* d_residual, real* const* g, const BlockActivations& a,
-                         const floatX* const* w, const LayerContext& ctx) {
+inline void mlp_backward(floatX* d_residual, const BlockGradients& g, const BlockActivations& a,
+                         const BlockWeights& w, const LayerContext& ctx) {
     const Scratch& scratch = ctx.scratch;
     const Grid& grid = ctx.grid;
     Stream s = ctx.stream;
@@ -152,7 +152,7 @@ inline void mlp_backward(floatX* d_residual, real* const* g, const BlockActivati
                                         .x = a.act, .up = a.up, .w = w[DOWN_W],
                                         .column_scratch = scratch.columns, .N = N, .C = 4 * C_r, .OC = C,
                                         .accumulate = ctx.accumulate},
-                   a.down_fp8, ctx);
+                   a.down_fp8.get(), ctx);
 
     // 6.
     if (recomputes_shared(a, ctx))
@@ -161,7 +161,7 @@ inline void mlp_backward(floatX* d_residual, real* const* g, const BlockActivati
     compute_linear(LinearBackward{.dx = scratch.unreduced, .dw = g[UP_W], .dy = d_up,
                                   .x = gathered_input(ctx, a.ln2, N, "rows for up, again"), .w = w[UP_W],
                                   .N = N, .C = C, .OC = 4 * C_r, .accumulate = ctx.accumulate},
-                   a.up_fp8, ctx);
+                   a.up_fp8.get(), ctx);
     floatX* d_ln = reduce_rows(grid, scratch.reduced, scratch.unreduced, N, C, "sum of up's gradient", s);
 
     // 5. adds to d_residual
@@ -171,8 +171,8 @@ inline void mlp_backward(floatX* d_residual, real* const* g, const BlockActivati
 }
 
 // Steps 4 to 1: d_residual becomes the gradient of x
-inline void attention_backward(floatX* d_residual, real* const* g, const BlockActivations& a,
-                               const floatX* const* w, const LayerContext& ctx) {
+inline void attention_backward(floatX* d_residual, const BlockGradients& g, const BlockActivations& a,
+                               const BlockWeights& w, const LayerContext& ctx) {
     const Scratch& scratch = ctx.scratch;
     const Grid& grid = ctx.grid;
     Stream s = ctx.stream;
@@ -184,7 +184,7 @@ inline void attention_backward(floatX* d_residual, real* const* g, const BlockAc
                          .C = C, .accumulate = ctx.accumulate}, s);
     const floatX* rows = gather_rows(grid, scratch.all_rows, d_residual, N, C, "gradient rows for out", s);
     compute_linear(LinearBackward{.dx = d_o, .dw = g[OUT_W], .dy = rows, .x = a.o, .w = w[OUT_W], .N = N,
-                                  .C = C_r, .OC = C, .accumulate = ctx.accumulate}, a.out_fp8, ctx);
+                                  .C = C_r, .OC = C, .accumulate = ctx.accumulate}, a.out_fp8.get(), ctx);
 
     // 3. attention, and the gradient of QKV_B: d_qkv's column sums
     AttentionShape heads = {N / ctx.shape.T, ctx.shape.T, ctx.shape.NH / t, ctx.shape.HS()};
@@ -202,7 +202,7 @@ inline void attention_backward(floatX* d_residual, real* const* g, const BlockAc
     compute_linear(LinearBackward{.dx = scratch.unreduced, .dw = g[QKV_W], .dy = d_qkv,
                                   .x = gathered_input(ctx, a.ln1, N, "rows for qkv, again"), .w = w[QKV_W],
                                   .N = N, .C = C, .OC = 3 * C_r, .accumulate = ctx.accumulate},
-                   a.qkv_fp8, ctx);
+                   a.qkv_fp8.get(), ctx);
     floatX* d_ln = reduce_rows(grid, scratch.reduced, scratch.unreduced, N, C, "sum of qkv's gradient", s);
 
     // 1. adds to d_residual

@@ -33,7 +33,7 @@ struct Parameter {
     int split_dim = -1;              // the dimension sharded over tensor-parallel ranks; -1: replicated
     double init_std = 0;             // of the initial normal distribution; 0: all `constant`
     double constant = 0;
-    // the table's part:
+    // set by ParameterTable::add_tensor:
     std::vector<long> start = {}, count = {};  // this rank's shard of the tensor
     long size = 0;                   // elements in the flat buffer; more than the shard has if V is padded
     long offset = 0;                 // first element in the flat buffers
@@ -62,23 +62,29 @@ enum BlockTensor { LN1_W, LN1_B, QKV_W, QKV_B, OUT_W, OUT_B, LN2_W, LN2_B, UP_W,
 // tensors of the LM head
 enum { LNF_W, LNF_B, LOGITS_W, lm_head_tensors };
 
+// where they are in a rank's flat buffers: w[QKV_W], g[LNF_W]
+using BlockWeights = std::array<const floatX*, block_tensors>;
+using BlockGradients = std::array<real*, block_tensors>;
+using LmHeadWeights = std::array<const floatX*, lm_head_tensors>;
+using LmHeadGradients = std::array<real*, lm_head_tensors>;
+
 // Weights begin as N(0, s) with s = sqrt(1 / (3 C)); the two projections that feed the residual stream get
 // s / sqrt(2 L) (arXiv 2201.11990, section 3); biases 0, layer norm weights 1
 inline double normal_std(const ModelShape& s) { return std::sqrt(1.0 / (3.0 * s.C)); }
 
-// of layer l, by BlockTensor: name, shape, split_dim, init_std, constant
+// of layer l, by BlockTensor; {name, shape, split_dim, init_std}
 inline std::vector<Parameter> block_rows(const ModelShape& s, int l) {
     std::string h = "h." + std::to_string(l) + ".";
     long C = s.C, NH = s.NH, HS = s.HS();
     double normal = normal_std(s), residual = normal / std::sqrt(2.0 * s.L);
     std::vector<Parameter> rows(block_tensors);
-    rows[LN1_W] = {h + "ln_1.weight", {C}, -1, 0, 1};
+    rows[LN1_W] = {.name = h + "ln_1.weight", .shape = {C}, .constant = 1};
     rows[LN1_B] = {h + "ln_1.bias", {C}};
     rows[QKV_W] = {h + "attn.c_attn.weight", {NH, 3, HS, C}, 0, normal};
     rows[QKV_B] = {h + "attn.c_attn.bias", {NH, 3, HS}, 0};
     rows[OUT_W] = {h + "attn.c_proj.weight", {C, NH, HS}, 1, residual};
     rows[OUT_B] = {h + "attn.c_proj.bias", {C}};
-    rows[LN2_W] = {h + "ln_2.weight", {C}, -1, 0, 1};
+    rows[LN2_W] = {.name = h + "ln_2.weight", .shape = {C}, .constant = 1};
     rows[LN2_B] = {h + "ln_2.bias", {C}};
     rows[UP_W] = {h + "mlp.c_fc.weight", {4 * C, C}, 0, normal};
     rows[UP_B] = {h + "mlp.c_fc.bias", {4 * C}, 0};
@@ -159,13 +165,13 @@ inline ParameterTable parameter_table(const ModelShape& shape, const Grid& grid 
     if (first) table.wte = next();
     add(first, {wte});
     if (first) table.wpe = next();
-    add(first, {{"wpe.weight", {shape.T, C}, -1, normal_std(shape)}});
+    add(first, {{.name = "wpe.weight", .shape = {shape.T, C}, .init_std = normal_std(shape)}});
 
     table.blocks = next();
     for (int l = 0; l < shape.L; l++) add(l / layers % grid.p == grid.stage, block_rows(shape, l));
 
     if (last) table.lnf = next();
-    add(last, {{"ln_f.weight", {C}, -1, 0, 1}, {"ln_f.bias", {C}}});
+    add(last, {{.name = "ln_f.weight", .shape = {C}, .constant = 1}, {.name = "ln_f.bias", .shape = {C}}});
 
     // the last stage's copy of wte: counted on the first stage, and the same tensor and bucket as there
     if (last && !first) {

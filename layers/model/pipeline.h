@@ -101,10 +101,11 @@ inline void finish_messages(Model& model) {
 
 // ---- the schedule ----------------------------------------------------------------------------------------
 
-// Runs micro-batches of these rows through this rank's stage; the last stage sets each token's loss. dloss:
-// gradient of a token's loss; 0: no gradients wanted. Evaluation loads tokens and computes a chunk's forward,
-// when its input has arrived, in a way of its own
-inline void run_schedule(Model& model, const Schedule& schedule, const std::vector<int>& rows, real dloss,
+// Runs micro-batches of these rows through this rank's stage; the last stage sets each token's loss.
+// host_tokens, dloss: as in MicroBatch. Packed batches (--evaluate) load their tokens, and compute a chunk's
+// forward when its input has arrived, in a way of their own
+inline void run_schedule(Model& model, const Schedule& schedule, const std::vector<int>& rows,
+                         const int* host_tokens, real dloss,
                          const std::function<void(MicroBatch&)>& load = {},
                          const std::function<void(MicroBatch&)>& pass = {}) {
     for (size_t i = 0; i < schedule.list.size(); i++) {
@@ -114,19 +115,24 @@ inline void run_schedule(Model& model, const Schedule& schedule, const std::vect
             continue;
         }
 
-        MicroBatch mb = {op.micro_batch, op.micro_batch == schedule.shape.micro_batches - 1, op.chunk,
-                         rows[op.micro_batch], model.in_flight[op.slot], model.inputs[op.input]};
+        MicroBatch mb = {.index = op.micro_batch,
+                         .is_last_micro_batch = op.micro_batch == schedule.shape.micro_batches - 1,
+                         .chunk = op.chunk, .N = rows[op.micro_batch], .in_flight = model.in_flight[op.slot],
+                         .input = model.inputs[op.input],
+                         .host_tokens = host_tokens, .dloss = dloss};
 
         bool is_forward = op.kind == Instruction::Forward;
         PlaceScope here({is_forward ? Pass::Forward : Pass::Backward, op.micro_batch, op.chunk});
         if (is_forward) {
-            load ? load(mb) : copy_tokens(model, mb);
+            if (load) load(mb);
+            else copy_tokens(model, mb);
             await_message(model, mb.input, "activations", mb.N);
-            pass ? pass(mb) : forward(model, mb, dloss);
+            if (pass) pass(mb);
+            else forward(model, mb);
         } else {
             mb.dx_buffer = &model.dx_buffers[op.dx];
             await_message(model, *mb.dx_buffer, "activation gradients", mb.N);
-            backward(model, mb, dloss);
+            backward(model, mb);
         }
     }
     finish_messages(model);

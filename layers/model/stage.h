@@ -34,12 +34,6 @@ struct Model {
     // So the parts are summed in the order of p > 1, and with d = 1 steps are the same bits for any p
     real* wte_gradient_from_logits = nullptr;
 
-    // of each block, by layer over all chunks of this rank, and of the LM head: pointers into the above
-    std::vector<std::array<const floatX*, block_tensors>> block_weights;
-    std::vector<std::array<real*, block_tensors>> block_gradients;
-    std::array<const floatX*, lm_head_tensors> lm_head_weights;
-    std::array<real*, lm_head_tensors> lm_head_gradients;  // [LOGITS_W]: wte_gradient_from_logits
-
     std::vector<InFlight> in_flight;
     std::vector<Buffer> inputs, dx_buffers;
     LmHeadActivations lm_head;      // on the last stage
@@ -54,7 +48,6 @@ struct Model {
     // pinned memory: token_ints() for each micro-batch of a step, copied to InFlight.tokens. Training has two
     // buffers, so that the next step's tokens can be read while this step computes
     int* host_tokens[2] = {};
-    int token_buffer = 0;  // which of host_tokens the current step uses
 
     Model(const ModelShape& shape, const Grid& grid, const Setup& setup)
         : shape(shape), grid(grid), setup(setup),
@@ -92,6 +85,23 @@ struct Model {
 
     const floatX* weight(int parameter) const { return weights + table.list[parameter].offset; }
     real* gradient(int parameter) const { return gradients + table.list[parameter].offset; }
+    // layer: counted over all chunks of this rank
+    BlockWeights block_weights(int layer) const {
+        BlockWeights w;
+        for (int i = 0; i < block_tensors; i++) w[i] = weights + table.block(layer, BlockTensor(i)).offset;
+        return w;
+    }
+    BlockGradients block_gradients(int layer) const {
+        BlockGradients g;
+        for (int i = 0; i < block_tensors; i++) g[i] = gradients + table.block(layer, BlockTensor(i)).offset;
+        return g;
+    }
+    LmHeadWeights lm_head_weights() const {
+        return {weight(table.lnf), weight(table.lnf + 1), weight(table.wte)};
+    }
+    LmHeadGradients lm_head_gradients() const {
+        return {gradient(table.lnf), gradient(table.lnf + 1), wte_gradient_from_logits};
+    }
 
     // the stream waits until the last update's all-gather of a parameter's bucket is done
     void await_parameter(const Parameter& p) {
@@ -129,11 +139,11 @@ inline int sample_index(const Model& model, int micro_batch, int b) {
 }
 
 // samples (B, T + 1) -> tokens and targets, and the tokens sorted for wte's gradient, in the micro-batch's
-// part of host_tokens[token_buffer]. The step that used this buffer before must have ended
-inline void put_tokens_on_host(const Model& model, int token_buffer, const std::vector<int>& samples,
-                               int B, int micro_batch) {
-    int *tokens = model.host_tokens[token_buffer] + (long)micro_batch * model.token_ints(),
-        *targets = tokens + model.max_rows();
+// part of host_tokens, one of Model's buffers. The step that used it before must have ended
+inline void put_tokens_on_host(const Model& model, int* host_tokens, const std::vector<int>& samples, int B,
+                               int micro_batch) {
+    int* tokens = host_tokens + (long)micro_batch * model.token_ints();
+    int* targets = tokens + model.max_rows();
     int T = model.shape.T;
     for (int b = 0; b < B; b++)
         for (int t = 0; t < T; t++) {
@@ -164,17 +174,17 @@ inline StepSamples read_samples(Blend& blend, const Model& model, int token_buff
             SetChoice choice = chosen(micro_batch, b);
             blend.sets[choice.set].read_at(&tokens[(size_t)b * (T + 1)], choice.index);
         }
-        put_tokens_on_host(model, token_buffer, tokens, B, micro_batch);
+        put_tokens_on_host(model, model.host_tokens[token_buffer], tokens, B, micro_batch);
     }
     return out;
 }
 
-// host_tokens -> device, on stages that read tokens; asynchronous
+// its host_tokens -> device, on stages that read tokens; asynchronous
 inline void copy_tokens(Model& model, const MicroBatch& mb) {
     PlaceScope here({Pass::Forward, mb.index, mb.chunk});
     bool reads_tokens = model.is_first_chunk(mb.chunk) || model.is_last_chunk(mb.chunk);
     if (!reads_tokens) return;
-    const int* tokens = model.host_tokens[model.token_buffer] + (long)mb.index * model.token_ints();
+    const int* tokens = mb.host_tokens + mb.index * model.token_ints();
     compute(UploadValues{"tokens", mb.in_flight.tokens, tokens, model.token_ints()}, model.stream);
 }
 
@@ -191,9 +201,9 @@ inline void await_lm_head(Model& model) {
     model.await_parameter(model.table.list[model.table.lnf]);
 }
 
-// The chunk's input, or in the first chunk the tokens -> in_flight.y. attention(a, w): block_attention, of
-// packed batches packed_attention; its parameters have arrived. positions: of the tokens; nullptr: 0 to T - 1
-// in a sequence
+// The chunk's input, or in the first chunk the tokens -> in_flight.y. attention(a, w) computes steps 1 to 3
+// of a block, whose parameters have arrived: block_attention or, of packed batches, packed_attention.
+// positions: of the tokens; nullptr: 0 to T - 1 in a sequence
 template <class Attention>
 void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx, const int* positions,
                     Attention attention) {
@@ -212,7 +222,7 @@ void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx,
         int layer = mb.chunk * n + l;
         current_place.layer = model.layer_number(mb.chunk, l);  // for listeners (activity.h)
         BlockActivations a = mb.block(l);
-        const floatX* const* w = model.block_weights[layer].data();
+        BlockWeights w = model.block_weights(layer);
         model.await_parameter(model.table.block(layer, LN1_W));
 
         attention(a, w);
@@ -222,19 +232,19 @@ void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx,
     current_place.layer = -1;
 }
 
-// one chunk of layers; in the last chunk also logits and losses, and the logits' gradient if dloss is not 0
-inline void forward(Model& model, const MicroBatch& mb, real dloss) {
+// one chunk of layers; in the last chunk also logits and losses, and the logits' gradient unless dloss is 0
+inline void forward(Model& model, const MicroBatch& mb) {
     Section section({Pass::Forward, mb.index, mb.chunk}, model.stream);
     LayerContext ctx = model.context(mb.N);
-    layers_forward(model, mb, ctx, nullptr, [&](const BlockActivations& a, const floatX* const* w) {
+    layers_forward(model, mb, ctx, nullptr, [&](auto& a, auto& w) {
         if (ctx.fp8 && mb.index == 0) round_weights(w, ctx);
         block_attention(a, w, ctx);
     });
 
-    bool in_backward = dloss != 0 && model.setup.loss_in_backward;
+    bool in_backward = mb.dloss != 0 && model.setup.loss_in_backward;
     if (!model.is_last_chunk(mb.chunk) || in_backward) return;
     await_lm_head(model);
-    lm_head_forward(model.lm_head, mb, dloss, model.lm_head_weights.data(), ctx);
+    lm_head_forward(model.lm_head, mb, model.lm_head_weights(), ctx);
 }
 
 // ---- backward --------------------------------------------------------------------------------------------
@@ -267,7 +277,7 @@ inline void reduce_bucket(Model& model, int bucket) {
 
 // gradient of the chunk's output -> gradient of its input, in place; the last chunk starts from
 // the logits' gradient
-inline void backward(Model& model, const MicroBatch& mb, real dloss) {
+inline void backward(Model& model, const MicroBatch& mb) {
     Section section({Pass::Backward, mb.index, mb.chunk}, model.stream);
     const ParameterTable& table = model.table;
     int n = model.chunk_layers();
@@ -282,8 +292,8 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
     await_sent(model, *mb.dx_buffer);
     if (model.is_last_chunk(mb.chunk)) {
         await_lm_head(model);
-        lm_head_backward(d_residual, model.lm_head_gradients.data(), model.lm_head, mb, dloss,
-                         model.lm_head_weights.data(), ctx);
+        lm_head_backward(d_residual, model.lm_head_gradients(), model.lm_head, mb, model.lm_head_weights(),
+                         ctx);
         begin_reduction(table.list[table.lnf]);
         if (model.grid.p > 1) begin_reduction(table.list[table.wte]);
     }
@@ -292,7 +302,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
         int layer = mb.chunk * n + l;
         current_place.layer = model.layer_number(mb.chunk, l);
         BlockActivations a = mb.block(l);
-        const floatX* const* w = model.block_weights[layer].data();
+        BlockWeights w = model.block_weights(layer);
 
         // forward has kept a.x alone: the rest again, into what all blocks share
         if (model.setup.recompute == Recompute::Full) {
@@ -301,7 +311,7 @@ inline void backward(Model& model, const MicroBatch& mb, real dloss) {
         }
 
         // d_residual: of the block's output, then of `mid`, then of its input
-        real* const* gradients = model.block_gradients[layer].data();
+        BlockGradients gradients = model.block_gradients(layer);
         mlp_backward(d_residual, gradients, a, w, ctx);
         attention_backward(d_residual, gradients, a, w, ctx);
         begin_reduction(table.block(layer, LN1_W));

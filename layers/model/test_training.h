@@ -27,17 +27,20 @@ struct Trial {  // a small model with its optimizer
         initialise_parameters(model, &optimizer, 7);
     }
 
-    MicroBatch micro_batch(int index, int N, bool is_last = false) {
-        return {index, is_last, 0, N, model.in_flight[0], model.inputs[0], &model.dx_buffers[0]};
+    MicroBatch micro_batch(int index, int N, bool is_last = false, double dloss = 0) {
+        return {.index = index, .is_last_micro_batch = is_last, .chunk = 0, .N = N,
+                .in_flight = model.in_flight[0], .input = model.inputs[0],
+                .dx_buffer = &model.dx_buffers[0], .host_tokens = model.host_tokens[0],
+                .dloss = (real)dloss};
     }
 
     // logits and losses stay in model.lm_head
     void forward_tokens(const std::vector<int>& samples, int B) {
         clear_losses(model);
-        put_tokens_on_host(model, model.token_buffer, samples, B, 0);
+        put_tokens_on_host(model, model.host_tokens[0], samples, B, 0);
         MicroBatch mb = micro_batch(0, B * model.shape.T);
         copy_tokens(model, mb);
-        forward(model, mb, 0);
+        forward(model, mb);
     }
 
     // the mean loss over samples (batch, T + 1), micro-batch by micro-batch, and one update
@@ -50,11 +53,11 @@ struct Trial {  // a small model with its optimizer
               "micro-batches that a trial can hold");
         for (int i = 0; i < micro_batches; i++) {
             auto first = samples.begin() + i * B * row;
-            put_tokens_on_host(model, model.token_buffer, {first, first + B * row}, B, i);
-            MicroBatch mb = micro_batch(i, B * model.shape.T, i + 1 == micro_batches);
+            put_tokens_on_host(model, model.host_tokens[0], {first, first + B * row}, B, i);
+            MicroBatch mb = micro_batch(i, B * model.shape.T, i + 1 == micro_batches, 1 / tokens);
             copy_tokens(model, mb);
-            forward(model, mb, (real)(1 / tokens));
-            backward(model, mb, (real)(1 / tokens));
+            forward(model, mb);
+            backward(model, mb);
         }
         optimizer.set_hyper_parameters(options, rate, step + update);
         if (update) {
@@ -292,10 +295,10 @@ void training_in_fp8() {
             std::vector<floatX> values(p->size);
             std::vector<uint8_t> copy(p->size), transposed(p->size), want(p->size), want_t(p->size);
             copy_to_host(values.data(), w, p->size * sizeof(floatX), m.stream);
-            copy_to_host(copy.data(), m.scratch.fp8.weights.copy(w), p->size, m.stream);
-            copy_to_host(transposed.data(), m.scratch.fp8.weights.transpose(w), p->size, m.stream);
+            copy_to_host(copy.data(), m.scratch.fp8->weights.copy(w), p->size, m.stream);
+            copy_to_host(transposed.data(), m.scratch.fp8->weights.transpose(w), p->size, m.stream);
             Fp8Scale scale, want_scale;
-            copy_to_host(&scale, m.scratch.fp8.weights.scale(w), sizeof scale, m.stream);
+            copy_to_host(&scale, m.scratch.fp8->weights.scale(w), sizeof scale, m.stream);
             ref::fp8_find_scale({&want_scale, nullptr, e4m3::largest}, values.data(), p->size, nullptr);
             ref::fp8_round((e4m3*)want.data(), (e4m3*)want_t.data(), &want_scale, values.data(), OC, C,
                            nullptr);
@@ -319,8 +322,11 @@ void training_places_activations() {
         place(arena, a, Model(shape, {}, {.B = 2, .flash = flash, .fp8 = flash}));
         placed[flash].resize(offsetof(BlockActivations, shares_outputs) / sizeof(void*));
         memcpy(placed[flash].data(), (void*)&a, placed[flash].size() * sizeof(void*));
-        for (const Fp8Input* x : {&a.qkv_fp8.x, &a.out_fp8.x, &a.up_fp8.x, &a.up_fp8.y, &a.down_fp8.x})
-            check(!x->transposed == !flash && !x->scale == !flash, "an input in 8 bits is placed with --fp8");
+        for (auto& inputs : {a.qkv_fp8, a.out_fp8, a.up_fp8, a.down_fp8}) {
+            bool is_placed = inputs && inputs->x.transposed && inputs->x.scale;
+            check(is_placed == flash && (bool)inputs == flash, "an input in 8 bits is placed with --fp8");
+        }
+        check(!flash || (a.up_fp8->y.transposed && a.up_fp8->y.scale), "and so is GELU's output");
     }
 
     check(placed[0].size() >= 14, "pointers of a block's activations");

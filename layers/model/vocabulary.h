@@ -55,7 +55,7 @@ inline void embed_backward(real* dwte, real* dwpe, const floatX* d_residual, con
 // w[LNF_W], w[LNF_B] (C), w[LOGITS_W] (Vp_r, C), which is wte; g: their gradients, real
 
 // x -> normalised rows (N, C), input of the logits GEMM
-inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, const floatX* const* w,
+inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, const LmHeadWeights& w,
                                   const LayerContext& ctx) {
     Stream s = ctx.stream;
     int N = ctx.N, C = ctx.shape.C;
@@ -66,18 +66,11 @@ inline const floatX* lm_head_rows(const LmHeadActivations& a, const floatX* x, c
     return gather_rows(ctx.grid, all, a.ln, N, C, "rows for the logits", s);
 }
 
-// the LM head computes in 8 bits with --fp8-lm-head only, and where the blocks do
-inline LayerContext lm_head_context(const LmHeadActivations& a, LayerContext ctx) {
-    ctx.fp8 = ctx.fp8 && a.in_fp8;
-    return ctx;
-}
-
 // --fp8-lm-head: wte in 8 bits, before a pass's first logits (block.h: round_weights)
 inline void round_lm_head(const LmHeadActivations& a, const MicroBatch& mb, const floatX* wte,
                           const LayerContext& ctx) {
-    if (!lm_head_context(a, ctx).fp8 || mb.index > 0) return;
-    compute(RoundWeight{.w = wte, .fp8 = ctx.scratch.fp8, .C = ctx.shape.C,
-                        .OC = ctx.shape.Vp / ctx.grid.t}, ctx.stream);
+    if (!ctx.fp8 || !a.rows_fp8 || mb.index > 0) return;
+    round_weight(wte, ctx.shape.Vp / ctx.grid.t, ctx.shape.C, *ctx.scratch.fp8, ctx.stream);
 }
 
 // rows (n, C) -> logits (n, Vp_r); n is at most a.logit_rows_held
@@ -85,12 +78,12 @@ inline void logits_forward(const LmHeadActivations& a, const floatX* rows, const
                            const LayerContext& ctx) {
     compute_linear(LinearForward{.y = a.logits, .x = rows, .w = wte, .b = nullptr, .N = n, .C = ctx.shape.C,
                                  .OC = ctx.shape.Vp / ctx.grid.t},
-                   a.rows_fp8, lm_head_context(a, ctx));
+                   a.rows_fp8.get(), ctx);
 }
 
-// Sets the losses of n rows of logits, from the micro-batch's row `first` on. If dloss, the gradient of a
-// token's loss, is not 0, the logits are overwritten by their gradient
-inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int first, int n, real dloss,
+// Sets the losses of n rows of logits, from the micro-batch's row `first` on. Unless mb.dloss is 0, the
+// logits are overwritten by their gradient
+inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int first, int n,
                          const LayerContext& ctx) {
     Stream s = ctx.stream;
     VocabularyShard v = vocabulary_shard(ctx.shape, ctx.grid);
@@ -101,7 +94,7 @@ inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int f
     // largest, exp_sums: used over several ranks, and for rows that exceed shared memory (on an H100 above
     // 116,000 in bf16); otherwise one kernel needs neither
     CrossEntropy loss = {.losses = losses, .logits = a.logits, .largest = a.largest, .exp_sums = a.exp_sums,
-                         .targets = targets, .dloss = dloss, .N = n, .v = v};
+                         .targets = targets, .dloss = mb.dloss, .N = n, .v = v};
     if (tp.size == 1) return compute(loss, s);
 
     // over t ranks: the largest logit and the sum of a row come from all shards
@@ -115,22 +108,21 @@ inline void loss_forward(const LmHeadActivations& a, const MicroBatch& mb, int f
 }
 
 // the last block's output -> logits -> losses, a.logit_rows_held rows at a time
-inline void lm_head_forward(const LmHeadActivations& a, const MicroBatch& mb, real dloss,
-                            const floatX* const* w, const LayerContext& ctx) {
+inline void lm_head_forward(const LmHeadActivations& a, const MicroBatch& mb, const LmHeadWeights& w,
+                            const LayerContext& ctx) {
     const floatX* rows = lm_head_rows(a, mb.in_flight.y.x, w, ctx);
     round_lm_head(a, mb, w[LOGITS_W], ctx);
     for (int first = 0; first < ctx.N; first += a.logit_rows_held) {
         int n = std::min(a.logit_rows_held, ctx.N - first);
         logits_forward(a, rows + (long)first * ctx.shape.C, w[LOGITS_W], n, ctx);
-        loss_forward(a, mb, first, n, dloss, ctx);
+        loss_forward(a, mb, first, n, ctx);
     }
 }
 
 // d_residual (N_r, C) becomes the gradient of x; g is set or, with ctx.accumulate, added to. The logits
 // already hold their gradient, unless a.loss_in_backward
-inline void lm_head_backward(floatX* d_residual, real* const* g, const LmHeadActivations& a,
-                             const MicroBatch& mb, real dloss, const floatX* const* w,
-                             const LayerContext& ctx) {
+inline void lm_head_backward(floatX* d_residual, const LmHeadGradients& g, const LmHeadActivations& a,
+                             const MicroBatch& mb, const LmHeadWeights& w, const LayerContext& ctx) {
     Stream s = ctx.stream;
     const Scratch& scratch = ctx.scratch;
     const floatX *x = mb.in_flight.y.x, *rows = a.input_rows ? a.input_rows : a.ln;
@@ -140,20 +132,19 @@ inline void lm_head_backward(floatX* d_residual, real* const* g, const LmHeadAct
         rows = lm_head_rows(a, x, w, ctx);
         round_lm_head(a, mb, w[LOGITS_W], ctx);
     }
-    Fp8Inputs fp8 = a.rows_fp8;
-    fp8.largest_dy = (float)dloss;  // of |softmax - onehot| * dloss
     for (int first = 0; first < N; first += a.logit_rows_held) {
         int n = std::min(a.logit_rows_held, N - first);
         const floatX* some = rows + (long)first * C;
         if (a.loss_in_backward) {
             logits_forward(a, some, w[LOGITS_W], n, ctx);
-            loss_forward(a, mb, first, n, dloss, ctx);
+            loss_forward(a, mb, first, n, ctx);
         }
         // g[LOGITS_W] is wte_gradient_from_logits (stage.h)
         compute_linear(LinearBackward{.dx = scratch.unreduced + (long)first * C, .dw = g[LOGITS_W],
                                       .dy = a.logits, .x = some, .w = w[LOGITS_W], .N = n, .C = C, .OC = Vp_r,
-                                      .accumulate = ctx.accumulate || first > 0},
-                       fp8, lm_head_context(a, ctx));
+                                      .accumulate = ctx.accumulate || first > 0,
+                                      .largest_dy = (float)mb.dloss},  // |softmax - onehot| * dloss
+                       a.rows_fp8.get(), ctx);
     }
 
     const floatX* dln =

@@ -297,14 +297,15 @@ inline StageRun run_dry(Model& model, Optimizer& optimizer, const Schedules& sch
         out.forward.emplace_back();
         out.backward.emplace_back();
         for (WhichMicroBatch which : all_kinds) {
-            MicroBatch mb = {which.is_first ? 0 : 1, which.is_last, chunk, N, model.in_flight[0],
-                             model.inputs[0], &model.dx_buffers[0]};
+            MicroBatch mb = {.index = which.is_first ? 0 : 1, .is_last_micro_batch = which.is_last,
+                             .chunk = chunk, .N = N, .in_flight = model.in_flight[0],
+                             .input = model.inputs[0], .dx_buffer = &model.dx_buffers[0], .dloss = 1};
             model.parameters_gathered = gathered;
             out.forward[chunk][which] = counter.count(DryRun::of([&] {
                 copy_tokens(model, mb);
-                forward(model, mb, 1);
+                forward(model, mb);
             }));
-            out.backward[chunk][which] = counter.count(DryRun::of([&] { backward(model, mb, 1); }));
+            out.backward[chunk][which] = counter.count(DryRun::of([&] { backward(model, mb); }));
         }
     }
 

@@ -144,7 +144,7 @@ public:
             if (x) scratch.push_back({name, (const char*)x, n * sizeof(floatX), x != s.all_rows});
         };
         add("unreduced", s.unreduced, N * C);
-        if (s.reduced != s.unreduced) add("reduced", s.reduced, N / t * C);
+        add("reduced", s.reduced, N / t * C);
         add("all_rows", s.all_rows, N * C);
         add("mlp_or_qkv", s.mlp_or_qkv, N * 4 * C / t);
     }

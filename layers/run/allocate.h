@@ -13,6 +13,7 @@
 //   scripts/test_parallel.py or, with --fp8, ./test_gpt training.
 #pragma once
 #include "../base/arena.h"
+#include "../fast/fp8_linear.h"
 #include "../model/optimizer.h"
 
 // runs walk(arena), which only counts
@@ -42,9 +43,12 @@ inline long row_capacity(const Model& model) {
     return model.setup.samples_text ? std::max<long>(rows, model.shape.T) : rows;
 }
 
-inline void place(Arena& arena, Fp8Input& x, long N, long C) {
-    x.transposed = arena.take<e4m3>(N * C);
-    x.scale = arena.take<Fp8Scale>(1);
+// of a linear layer's input x (N, C)
+inline std::shared_ptr<Fp8Inputs> place_fp8_inputs(Arena& arena, long N, long C) {
+    auto inputs = std::make_shared<Fp8Inputs>();
+    inputs->x.transposed = arena.take<e4m3>(N * C);
+    inputs->x.scale = arena.take<Fp8Scale>(1);
+    return inputs;
 }
 
 // Places what blocks may share: if they do, place_activations() places one set, whose pointers every block
@@ -74,13 +78,13 @@ inline void place(Arena& arena, BlockActivations& a, const Model& model) {
     for (real** stat : {&a.ln1_stats.mean, &a.ln1_stats.rstd, &a.ln2_stats.mean, &a.ln2_stats.rstd})
         *stat = arena.take_real(N_r);
     if (!setup.fp8) return;
-    place(arena, a.qkv_fp8.x, N, shape.C);
-    place(arena, a.out_fp8.x, N, C_r);
-    place(arena, a.up_fp8.x, N, shape.C);
-    place(arena, a.down_fp8.x, N, 4 * C_r);
-    a.up_fp8.y = a.down_fp8.x;  // GELU's output is rounded where it is made
-    a.down_fp8.x_is_rounded = true;
-    a.up_fp8.dy_is_scaled = true;
+    a.qkv_fp8 = place_fp8_inputs(arena, N, shape.C);
+    a.out_fp8 = place_fp8_inputs(arena, N, C_r);
+    a.up_fp8 = place_fp8_inputs(arena, N, shape.C);
+    a.down_fp8 = place_fp8_inputs(arena, N, 4 * C_r);
+    a.up_fp8->y = a.down_fp8->x;  // GELU's output is rounded where it is made
+    a.down_fp8->x_is_rounded = true;
+    a.up_fp8->dy_is_scaled = true;
 }
 
 inline void place(Arena& arena, LmHeadActivations& a, const Model& model) {
@@ -101,8 +105,7 @@ inline void place(Arena& arena, LmHeadActivations& a, const Model& model) {
     a.stats.rstd = arena.take_real(N_r);
     a.largest = arena.take_real(a.logit_rows_held);
     a.exp_sums = arena.take_real(2L * a.logit_rows_held);
-    a.in_fp8 = setup.fp8_lm_head;
-    if (a.in_fp8) place(arena, a.rows_fp8.x, a.logit_rows_held, shape.C);
+    if (setup.fp8_lm_head) a.rows_fp8 = place_fp8_inputs(arena, a.logit_rows_held, shape.C);
 }
 
 // of one micro-batch in one chunk of layers
@@ -155,15 +158,15 @@ inline void place(Arena& arena, Scratch& scratch, const Model& model) {
     long N = model.max_rows(), N_r = row_capacity(model), t = model.grid.t, C = shape.C;
 
     scratch.unreduced = arena.take_x(N * C);
-    scratch.reduced = model.grid.sequence_parallel ? arena.take_x(N_r * C) : scratch.unreduced;
+    scratch.reduced = model.grid.sequence_parallel ? arena.take_x(N_r * C) : nullptr;
     scratch.all_rows = model.grid.sequence_parallel ? arena.take_x(N * C) : nullptr;
     scratch.mlp_or_qkv = arena.take_x(N * 4 * C / t);
     if (!setup.training) return;
 
-    Fp8Scratch& fp8 = scratch.fp8;
     if (setup.fp8) {
+        Fp8Scratch& fp8 = *scratch.fp8;
         long widest = N * std::max<long>(C, 4 * C / t);
-        long logits = model.lm_head.in_fp8 ? (long)model.lm_head.logit_rows_held * (shape.Vp / t) : 0;
+        long logits = model.lm_head.rows_fp8 ? (long)model.lm_head.logit_rows_held * (shape.Vp / t) : 0;
         fp8.x = arena.take<uint8_t>(widest);
         for (uint8_t** p : {&fp8.dy, &fp8.dy_t}) *p = arena.take<uint8_t>(std::max(widest, logits));
         for (Fp8Scale** p : {&fp8.dy_scale, &fp8.d_up_scale}) *p = arena.take<Fp8Scale>(1);
@@ -197,9 +200,9 @@ inline void place_fp8_weights(Arena& arena, Model& model) {
     int last_layer = model.setup.chunks * model.chunk_layers() - 1;
     const Parameter &first = table.block(0, LN1_W), &last = table.block(last_layer, DOWN_B);
     long start = first.offset, elements = last.offset + last.size - start;
-    Fp8Weights& fp8 = model.scratch.fp8.weights;
+    Fp8Weights& fp8 = model.scratch.fp8->weights;
     fp8.spacing = table.block(0, OUT_W).size;
-    if (model.lm_head.in_fp8) {  // wte lies before the blocks or behind them
+    if (model.lm_head.rows_fp8) {  // wte lies before the blocks or behind them
         start = 0;
         elements = table.elements;
         fp8.spacing = std::min(fp8.spacing, table.list[table.wte].size);
@@ -210,36 +213,17 @@ inline void place_fp8_weights(Arena& arena, Model& model) {
     fp8.scales = arena.take<Fp8Scale>(elements / fp8.spacing + 1);
 }
 
-// where each block, and the LM head, finds its parameters and gradients
-inline void point_at_parameters(Model& model) {
-    const ParameterTable& table = model.table;
-    int layers = model.setup.chunks * model.chunk_layers();
-    auto blocks = [&](auto& each, auto* all) {
-        each.resize(layers);
-        for (int layer = 0; layer < layers; layer++)
-            for (int i = 0; i < block_tensors; i++)
-                each[layer][i] = all + table.block(layer, BlockTensor(i)).offset;
-    };
-    blocks(model.block_weights, model.weights);
-    if (model.setup.training) blocks(model.block_gradients, model.gradients);
-    if (!model.grid.is_last_stage()) return;
-    model.lm_head_weights = {model.weight(table.lnf), model.weight(table.lnf + 1), model.weight(table.wte)};
-    if (!model.setup.training) return;
-    model.lm_head_gradients = {model.gradient(table.lnf), model.gradient(table.lnf + 1),
-                               model.wte_gradient_from_logits};
-}
-
 // make(name, walk): returns the memory of everything that `walk` takes
 template <class Make>
 void make_arenas(Model& model, Make make, size_t workspace) {
     model.memory.clear();
+    if (model.setup.fp8) model.scratch.fp8 = std::make_shared<Fp8Scratch>();
     auto add = [&](const char* name, auto walk) { model.memory.push_back(make(name, walk)); };
     add("parameters", [&](Arena& arena) { model.weights = arena.take_x(model.table.elements); });
     if (model.setup.training) add("gradients", [&](Arena& arena) { place_gradients(arena, model); });
     add("activations", [&](Arena& arena) { place_activations(arena, model); });
     if (model.setup.fp8) add("weights in 8 bits", [&](Arena& arena) { place_fp8_weights(arena, model); });
     add("scratch", [&](Arena& arena) { place(arena, model.scratch, model); });
-    point_at_parameters(model);
     model.memory.push_back({"GEMM workspace", nullptr, workspace});
 }
 

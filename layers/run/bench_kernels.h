@@ -132,7 +132,7 @@ private:
         measure("device copy", 2 * x * (double)wide, 0,
                 [&] { copy_on_device(a, b, wide * sizeof(floatX), nullptr); });
         measure("weight gradient of up", 0, 2.0 * N * 4 * C * C, [&] {
-            LinearBackward{nullptr, dw, a, o, w, N, C, 4 * C, true}.gpu(nullptr);
+            gpu::gemm(weight_gemm(dw, a, o, N, C, 4 * C, true), nullptr);
         });
         measure("layer norm", 2 * A, 0,
                 [&] { LayerNormForward{o, stats, a, w, bias, N, C}.gpu(nullptr); });
@@ -153,8 +153,8 @@ private:
     void attention(const AttentionShape& shape) {
         if (sizeof(floatX) != 2 || !has_flash_kernels(shape.HS)) return;
         long rows = (long)shape.B * shape.T;
-        floatX *qkv = xs(rows * shape.row()), *dqkv = xs(rows * shape.row());
-        floatX *out = xs(rows * shape.out()), *dout = xs(rows * shape.out());
+        floatX *qkv = xs(rows * shape.ld_qkv()), *dqkv = xs(rows * shape.ld_qkv());
+        floatX *out = xs(rows * shape.ld_o()), *dout = xs(rows * shape.ld_o());
         real* lse = rs(rows * shape.NH);
         FlashScratch flash = {rs(flash_query_terms(shape.B, shape.NH, shape.T)),
                               rs(flash_dq(shape.B, shape.NH, shape.T, shape.HS)),

@@ -147,19 +147,6 @@ struct RunState {
 
 using NamedValues = std::vector<std::pair<std::string, double>>;
 
-// A step's numbers, the same on every rank, except for seconds, which are each rank's own, and slow_ranks,
-// which only rank 0 knows
-struct StepResult {
-    double loss = 0, learning_rate = 0, norm = 0;  // the mean over the step's tokens; norm before clipping
-    double seconds = 0, counted_tokens = 0;
-    bool updated = true;           // false: loss or norm was not finite, or a spike; nothing changed
-    std::vector<int> slow_ranks;   // see SlowRankMonitor (monitor.h)
-    NamedValues set_losses;        // for each set of a blend that had samples in the step
-    std::optional<double> validation_loss;  // if evaluated
-    NamedValues tasks;             // metrics of --evaluate; empty: not evaluated
-    bool is_finite() const { return std::isfinite(loss) && std::isfinite(norm); }
-};
-
 // what one rank reports at the end of a step
 struct RankReport {
     bool stops = false;        // it has received a signal
@@ -171,17 +158,20 @@ struct RankReport {
     double computed = 0;       // seconds of the step, without waiting for other ranks
 };
 
-struct StepReports {
-    std::vector<double> losses;       // summed over all replicas, by set of the blend
-    std::vector<RankReport> by_rank;
-    std::vector<int> save_statuses() const {
-        std::vector<int> out;
-        for (auto& r : by_rank) out.push_back(r.save_status);
-        return out;
-    }
-
+// A step's numbers, the same on every rank, except for seconds, which are each rank's own, and slow_ranks,
+// which only rank 0 knows
+struct StepResult {
+    double loss = 0, learning_rate = 0, norm = 0;  // the mean over the step's tokens; norm before clipping
+    double seconds = 0, counted_tokens = 0;
+    bool updated = true;           // false: loss or norm was not finite, or a spike; nothing changed
+    std::vector<int> slow_ranks;   // see SlowRankMonitor (monitor.h)
+    NamedValues set_losses;        // for each set of a blend that had samples in the step
+    std::optional<double> validation_loss;  // if evaluated
+    NamedValues tasks;             // metrics of --evaluate; empty: not evaluated
+    std::vector<RankReport> reports;  // by rank
+    bool is_finite() const { return std::isfinite(loss) && std::isfinite(norm); }
     bool any(bool RankReport::* flag) const {
-        return std::any_of(by_rank.begin(), by_rank.end(), [&](auto& r) { return r.*flag; });
+        return std::any_of(reports.begin(), reports.end(), [&](auto& r) { return r.*flag; });
     }
 };
 

@@ -125,7 +125,7 @@ inline void fill_at_random(Model& model) {
             std::vector<int> samples((size_t)B * (T + 1));
             for (size_t i = 0; i < samples.size(); i++)
                 samples[i] = (int)(uniform(0, purpose("tuning"), i + index * samples.size()) * shape.V);
-            put_tokens_on_host(model, model.token_buffer, samples, B, index);
+            put_tokens_on_host(model, model.host_tokens[0], samples, B, index);
         }
 
     if (model.grid.p == 1) return;  // nothing is received
@@ -143,11 +143,13 @@ inline void compute_once(Model& model) {
     // micro-batch 0 sets gradients, micro-batch 1 adds to them
     for (int index = 0; index < timed_micro_batches(model); index++)
         for (int chunk = 0; chunk < model.setup.chunks; chunk++) {
-            MicroBatch mb = {index, false, chunk, model.max_rows(), model.in_flight[0], model.inputs[0],
-                             &model.dx_buffers[0]};
+            MicroBatch mb = {.index = index, .chunk = chunk, .N = model.max_rows(),
+                             .in_flight = model.in_flight[0], .input = model.inputs[0],
+                             .dx_buffer = &model.dx_buffers[0], .host_tokens = model.host_tokens[0],
+                             .dloss = 1};
             copy_tokens(model, mb);
-            forward(model, mb, 1);
-            backward(model, mb, 1);
+            forward(model, mb);
+            backward(model, mb);
         }
 }
 

@@ -24,7 +24,7 @@ public:
     void begin(Blend& blend, const Model& model, uint64_t first, int batch) {
         if (reading.valid()) reading.wait();  // the blend is read by one thread at a time
         upcoming = {};
-        int other = 1 - model.token_buffer;
+        int other = 1 - samples.token_buffer;
         reading = std::async(std::launch::async, [this, &blend, &model, other, first, batch] {
             upcoming = read_samples(blend, model, other, first, batch);
         });
@@ -43,11 +43,13 @@ public:
         return true;
     }
 
-    const StepSamples& take(Model& model) {
+    const StepSamples& take() {
         samples = std::move(upcoming);
-        model.token_buffer = samples.token_buffer;
         return samples;
     }
+
+    // of the step that began last, or 0: the other one is being read into
+    int token_buffer() const { return samples.token_buffer; }
 
     ~SampleReader() {
         if (reading.valid()) reading.wait();
@@ -87,16 +89,17 @@ static void await_communication(Model& model) {
 // Enqueues a step as a CUDA graph: captured and launched the first time for a buffer of tokens, launched from
 // then on; if it cannot be captured, by calling step(). It captures dloss, which depends on the batch size
 // alone: a graph needs --loss-on all. Inside a graph, waits for other ranks are timed as computation.
-static void enqueue_as_graph(Model& model, Trainer& trainer, int batch, const std::function<void()>& step) {
+static void enqueue_as_graph(Model& model, Trainer& trainer, const StepSamples& samples,
+                             const std::function<void()>& step) {
     if (!trainer.graphs) trainer.graphs = std::make_unique<StepGraphs>();
-    CapturedStep& captured = trainer.graphs->captured[model.token_buffer];
-    if (model.grid.world.size == 1) return captured.enqueue(model.stream, batch, step);
+    CapturedStep& captured = trainer.graphs->captured[samples.token_buffer];
+    if (model.grid.world.size == 1) return captured.enqueue(model.stream, samples.batch, step);
 
     comm::TrafficTable before = comm::traffic;
     bool is_new = false;
     await_communication(model);
     captured.must_capture = true;
-    captured.enqueue(model.stream, batch, [&] {
+    captured.enqueue(model.stream, samples.batch, [&] {
         is_new = true;
         comm::begin_capture();
         step();
@@ -105,7 +108,7 @@ static void enqueue_as_graph(Model& model, Trainer& trainer, int batch, const st
     });
 
     // calls are counted while they are captured; each later launch adds the same counts
-    comm::TrafficTable& of_launch = trainer.graphs->traffic[model.token_buffer];
+    comm::TrafficTable& of_launch = trainer.graphs->traffic[samples.token_buffer];
     if (is_new) of_launch.clear();
     for (auto& [group, sum] : comm::traffic) {
         comm::Traffic& launch = of_launch[group];
@@ -117,8 +120,8 @@ static void enqueue_as_graph(Model& model, Trainer& trainer, int batch, const st
 
 // A step is not run as a graph if a listener observes its operations, if it is computed twice, or if it is
 // the first on several ranks: libraries' setup at first use cannot be captured (tune() did it for one rank)
-void enqueue_step(const Run& run, Trainer& trainer, int batch, const std::function<void()>& gradients,
-                  const std::function<void()>& update) {
+void enqueue_step(const Run& run, Trainer& trainer, const StepSamples& samples,
+                  const std::function<void()>& gradients, const std::function<void()>& update) {
     Model& model = *trainer.model;
     trainer.repeated.reset();
     long every = run.options.check_every;
@@ -134,7 +137,7 @@ void enqueue_step(const Run& run, Trainer& trainer, int batch, const std::functi
 
     // listeners: those of the first step (plan/invariants.h), of --trace, --record, --profile
     if (!trainer.uses_graph || !listeners.empty() || repeats || initialises) step();
-    else enqueue_as_graph(model, trainer, batch, step);
+    else enqueue_as_graph(model, trainer, samples, step);
 }
 
 void prefetch_samples(Run& run, Trainer& trainer, uint64_t first) {
@@ -180,7 +183,7 @@ static RankReport await_rank_report(const Run& run, Trainer& trainer, double sta
     return mine;
 }
 
-const StepSamples& take_samples(Trainer& trainer) { return trainer.reader->take(*trainer.model); }
+const StepSamples& take_samples(Trainer& trainer) { return trainer.reader->take(); }
 
 void await_samples(Trainer& trainer) {
     comm::await_all_ranks(trainer.reader->reading, "reading samples", trainer.data_error);
@@ -198,15 +201,16 @@ static std::vector<double> sequence_losses(Model& model, int micro_batches) {
     return sums;
 }
 
-// set_of: the set of each sequence in this replica's micro-batches; empty: set 0 for all. Collective over the
-// world; losses are added in rank order
-static StepReports gather_reports(Model& model, int micro_batches, const std::vector<int>& set_of,
-                                  size_t sets, const RankReport& mine) {
+// All ranks' reports, by rank. losses: summed over all replicas, by set of the blend, in rank order. set_of:
+// the set of each sequence in this replica's micro-batches; empty: set 0 for all. Collective over the world
+static std::vector<RankReport> gather_reports(std::vector<double>& losses, Model& model, int micro_batches,
+                                              const std::vector<int>& set_of, const RankReport& mine) {
     const Grid& grid = model.grid;
-    std::vector<double> sums(sets, 0);
+    std::vector<double> sums(losses.size(), 0);
     if (grid.is_last_stage() && grid.tensor == 0) {
-        std::vector<double> losses = sequence_losses(model, micro_batches);
-        for (size_t i = 0; i < losses.size(); i++) sums[set_of.empty() ? 0 : set_of[i]] += losses[i];
+        std::vector<double> by_sequence = sequence_losses(model, micro_batches);
+        for (size_t i = 0; i < by_sequence.size(); i++)
+            sums[set_of.empty() ? 0 : set_of[i]] += by_sequence[i];
     }
     // a rank's numbers: its report, as it lies in memory, then its losses
     static_assert(std::is_trivially_copyable_v<RankReport>);
@@ -216,17 +220,17 @@ static StepReports gather_reports(Model& model, int micro_batches, const std::ve
     for (double sum : sums) numbers.push_back(std::bit_cast<int64_t>(sum));
 
     std::vector<int64_t> all = comm::gather_numbers(grid.world, numbers, "a step's reports");
-    StepReports out = {std::vector<double>(sets, 0), {}};
+    std::vector<RankReport> reports;
     for (size_t at = 0; at < all.size(); at += numbers.size()) {
-        memcpy((void*)&out.by_rank.emplace_back(), &all[at], sizeof(RankReport));
-        for (size_t set = 0; set < sets; set++)
-            out.losses[set] += std::bit_cast<double>(all[at + words + set]);
+        memcpy((void*)&reports.emplace_back(), &all[at], sizeof(RankReport));
+        for (size_t set = 0; set < sums.size(); set++)
+            losses[set] += std::bit_cast<double>(all[at + words + set]);
     }
-    return out;
+    return reports;
 }
 
-StepReports exchange_reports(StepResult& result, Run& run, Trainer& trainer, const StepSamples& samples,
-                             double start, double waited) {
+void exchange_reports(StepResult& result, Run& run, Trainer& trainer, const StepSamples& samples,
+                      double start, double waited) {
     Model& model = *trainer.model;
     RankReport mine = await_rank_report(run, trainer, start, waited);
 
@@ -235,37 +239,38 @@ StepReports exchange_reports(StepResult& result, Run& run, Trainer& trainer, con
         for (int b = 0; b < model.setup.B; b++)
             set_of.push_back(samples.chosen[sample_index(model, micro_batch, b)].set);
 
-    size_t sets = run.train->sets.size();
-    StepReports reports = gather_reports(model, samples.micro_batches, set_of, sets, mine);
+    std::vector<double> losses(run.train->sets.size(), 0);
+    result.reports = gather_reports(losses, model, samples.micro_batches, set_of, mine);
     // a disk that hangs must not prevent the save of a run that needs no further samples
-    bool ends = reports.any(&RankReport::stops) || run.state.step >= run.last_step;
-    bool waits = reports.any(&RankReport::still_reads) && !ends;
+    bool ends = result.any(&RankReport::stops) || run.state.step >= run.last_step;
+    bool waits = result.any(&RankReport::still_reads) && !ends;
     bool given_up = false;
     if (waits && !comm::await_all_ranks(trainer.reader->reading, "reading samples", trainer.data_error,
                                         is_stop_requested, &given_up))
-        for (RankReport& report : reports.by_rank)  // the run ends, with a save
+        for (RankReport& report : result.reports)  // the run ends, with a save
             (given_up ? report.stops : report.lacks_data) = true;
-    for (size_t set = 0; set < sets; set++) {
-        result.loss += reports.losses[set] / samples.counted_tokens();
+    for (size_t set = 0; set < losses.size(); set++) {
+        result.loss += losses[set] / samples.counted_tokens();
         double tokens = (double)samples.counted[set];
         result.counted_tokens += tokens;
-        if (sets > 1 && tokens > 0)
-            result.set_losses.push_back({run.train->given[set].name, reports.losses[set] / tokens});
+        if (losses.size() > 1 && tokens > 0)
+            result.set_losses.push_back({run.train->given[set].name, losses[set] / tokens});
     }
     if (run.grid.world.size > 1)
         result.slow_ranks =
-            trainer.slow->update(run.grid, run.hosts, reports.by_rank, run.options.slow_factor);
-    return reports;
+            trainer.slow->update(run.grid, run.hosts, result.reports, run.options.slow_factor);
 }
 
 // ---- validation ------------------------------------------------------------------------------------------
 
-// Adds the losses of some samples of the validation set to `sum`; false if any rank cannot read them
+// Adds the losses of some samples of the validation set to `sum`; false if any rank cannot read them. Their
+// tokens take the place of the last step's: the other buffer holds the next step's
 static bool add_validation_losses(double& sum, Run& run, Trainer& trainer,
                                   const std::vector<uint64_t>& chosen) {
     Model& model = *trainer.model;
     const Grid& grid = model.grid;
     int B = model.setup.B, T = model.shape.T, n = (int)chosen.size(), batches = (n + B - 1) / B;
+    int* host_tokens = model.host_tokens[trainer.reader->token_buffer()];
     int mine = (batches + grid.d - 1 - grid.data) / grid.d;  // dealt round-robin, as in training
 
     auto first_of = [&](int i) { return (i * grid.d + grid.data) * B; };
@@ -278,7 +283,7 @@ static bool add_validation_losses(double& sum, Run& run, Trainer& trainer,
         for (int i = 0; model.loads_tokens() && i < mine; i++) {
             for (int b = 0; b < size_of(i); b++)
                 run.validation->read_at(&samples[(size_t)b * (T + 1)], chosen[first_of(i) + b]);
-            put_tokens_on_host(model, model.token_buffer, samples, size_of(i), i);
+            put_tokens_on_host(model, host_tokens, samples, size_of(i), i);
         }
     };
 
@@ -287,8 +292,10 @@ static bool add_validation_losses(double& sum, Run& run, Trainer& trainer,
 
     clear_losses(model);
     Schedule schedule = make_schedule(grid.stage, {grid.p, mine, model.setup.chunks, grid.p, false});
-    run_schedule(model, schedule, rows, 0);
-    sum += gather_reports(model, mine, {}, 1, {}).losses[0];
+    run_schedule(model, schedule, rows, host_tokens, 0);
+    std::vector<double> losses(1, 0);
+    gather_reports(losses, model, mine, {}, {});
+    sum += losses[0];
     refuse_expired_waits("the validation loss", model.stream);
     return true;
 }
@@ -520,14 +527,16 @@ static void handle_spike(const StepResult& result, Run& run, Trainer& trainer) {
                                "checkpoint (--resume-before)", exit_diverged);
 }
 
-void act_on_reports(const StepReports& reports, StepResult& result, Run& run, Trainer& trainer) {
-    trainer.stop |= reports.any(&RankReport::stops);
+void act_on_reports(const StepResult& result, Run& run, Trainer& trainer) {
+    trainer.stop |= result.any(&RankReport::stops);
     if (trainer.stop) notice_stop_signal();
-    if (reports.any(&RankReport::is_corrupt))
+    if (result.any(&RankReport::is_corrupt))
         comm::all_end_on_error(trainer.memory_error.empty() ? ""
             : run.hosts[run.grid.world.rank] + ": " + trainer.memory_error);
 
-    trainer.writer->advance(reports.save_statuses());  // not reached if a rank's memory is corrupt
+    std::vector<int> save_statuses;
+    for (const RankReport& report : result.reports) save_statuses.push_back(report.save_status);
+    trainer.writer->advance(save_statuses);  // not reached if a rank's memory is corrupt
     if (!result.updated) {
         handle_spike(result, run, trainer);
         if (run.options.on_spike == "back") return;  // go_back() has already read the next samples
@@ -541,8 +550,8 @@ void act_on_reports(const StepReports& reports, StepResult& result, Run& run, Tr
     }
 
     check_save_attempts(run, trainer);
-    if (reports.by_rank[0].wants_save) begin_save(run, trainer);
-    if (reports.any(&RankReport::lacks_data) && run.state.step < run.last_step)
+    if (result.reports[0].wants_save) begin_save(run, trainer);
+    if (result.any(&RankReport::lacks_data) && run.state.step < run.last_step)
         save_and_end(run, trainer, trainer.data_error);
 }
 

@@ -49,8 +49,8 @@ void prepare_training(Run& run, Trainer& trainer);
 void prefetch_samples(Run& run, Trainer& trainer, uint64_t first);
 
 // the samples of the step that begins now, valid until the next call. They have been read: the last step's
-// end (or await_samples, before the first) has waited for it. From here on the model copies its tokens from
-// the host buffer that these were read into (Model.token_buffer)
+// end (or await_samples, before the first) has waited for it. Their tokens are in
+// Model.host_tokens[token_buffer]
 const StepSamples& take_samples(Trainer& trainer);
 
 // all ranks wait for their next samples together: a disk may take longer than --comm-timeout allows a call
@@ -58,15 +58,15 @@ void await_samples(Trainer& trainer);
 
 // Enqueues a step: the gradients of all micro-batches, then the update. In steps of --check-every, gradients
 // are computed twice, and compared. With trainer.uses_graph a step is a CUDA graph
-void enqueue_step(const Run& run, Trainer& trainer, int batch, const std::function<void()>& gradients,
-                  const std::function<void()>& update);
+void enqueue_step(const Run& run, Trainer& trainer, const StepSamples& samples,
+                  const std::function<void()>& gradients, const std::function<void()>& update);
 
 // What ranks have found after the step: copies the checks of kernels and state from the idle device, waits
-// for the next step's samples, copies the losses, and waits for the other ranks. Sets the mean loss over the
-// step's tokens, those of each set, and the slow ranks. start, waited: seconds() and comm::waited_seconds()
-// at the step's beginning
-StepReports exchange_reports(StepResult& result, Run& run, Trainer& trainer, const StepSamples& samples,
-                             double start, double waited);
+// for the next step's samples, copies the losses, and waits for the other ranks. Sets their reports, the mean
+// loss over the step's tokens, those of each set, and the slow ranks. start, waited: seconds() and
+// comm::waited_seconds() at the step's beginning
+void exchange_reports(StepResult& result, Run& run, Trainer& trainer, const StepSamples& samples,
+                      double start, double waited);
 
 // ---- after a step ----------------------------------------------------------------------------------------
 
@@ -77,7 +77,7 @@ bool evaluate_loss(std::optional<double>& loss, Run& run, Trainer& trainer);
 void report_step(const StepResult& result, Trainer& trainer, double tokens);
 
 // acts on what ranks reported about the step: stops, spikes, saves
-void act_on_reports(const StepReports& reports, StepResult& result, Run& run, Trainer& trainer);
+void act_on_reports(const StepResult& result, Run& run, Trainer& trainer);
 
 // --check-every: replicated state must be the same on all its ranks (replicas.h); step: its seconds
 void check_replicas(const Run& run, Trainer& trainer, double step);
