@@ -126,6 +126,7 @@ int main(int argc, char** argv) {
 #if defined(AND_TRAIN_GPT)
     if (fs::path(argv[0]).filename() != "test_gpt") return train_gpt(argc, argv);
 #endif
+    start_all_threads();
     let_waiting_threads_sleep(argv);
     setvbuf(stdout, nullptr, _IOLBF, 0);  // so that a hang does not swallow earlier output
     comm::start(&argc, &argv);

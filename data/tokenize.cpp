@@ -401,6 +401,7 @@ int tokenize(const Settings& a) {
 }  // namespace
 
 int main(int argc, char** argv) {
+    open_standard_streams();
     let_waiting_threads_sleep(argv);
     try {
         Settings a(Arguments(argc, argv, usage, forms));

@@ -6,7 +6,6 @@ for a bf16 build, also under bf16 autocast. The programs alternate for three rou
 of a run is the median of its later steps. Prints each program's median over the rounds, and the ratios.
 """
 
-import array
 import json
 import os
 import re
@@ -16,19 +15,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from first_contact_programs import make_tokens
 from over_ranks import environment, limited
 
 BUILD = Path(sys.argv[1]) if len(sys.argv) == 2 else sys.exit(__doc__)
 TWIN = Path(__file__).resolve().parent / "twin_pytorch.py"
 B, T, STEPS, ROUNDS = 4, 256, 6, 3
 THREADS = dict(environment, OMP_NUM_THREADS=str(os.cpu_count()))
-
-
-def make_tokens(path):
-    """Tokens of a vocabulary of 50304 (GPT-2's, padded), in llm.c's format."""
-    tokens = array.array("H", ((i * i * 31 + i * 7) % 50304 for i in range(B * T * (STEPS + 2))))
-    header = array.array("i", [20240520, 1, len(tokens)] + [0] * 253)
-    path.write_bytes(header.tobytes() + tokens.tobytes())
 
 
 def ours(work):
@@ -66,7 +59,7 @@ def main():
     rates = {peer: [] for peer in ["this program", *peers]}
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        make_tokens(work / "tokens.bin")
+        make_tokens(work / "tokens.bin", B * T * (STEPS + 2))
         for _ in range(ROUNDS):
             rates["this program"].append(ours(work))
             for peer in peers:

@@ -158,19 +158,13 @@ if len(groups) != 2:
 first, second = groups
 occupations, templates = lines("occupations.txt"), lines("templates.txt")
 asked = [(template, occupation) for template in templates for occupation in occupations]
+continuations = [f" {word}" for words in groups.values() for word in words]
 with open(path("association.jsonl"), "w", encoding="utf8") as f:
     for template, occupation in asked:
         if "{occupation}" not in template:
             stop(f'{o.lists}/templates.txt: "{template}": has no {{occupation}}')
-        f.write(
-            json.dumps(
-                {
-                    "context": template.replace("{occupation}", occupation),
-                    "continuations": [f" {word}" for words in groups.values() for word in words],
-                }
-            )
-            + "\n"
-        )
+        context = template.replace("{occupation}", occupation)
+        f.write(json.dumps({"context": context, "continuations": continuations}) + "\n")
 trainer = shlex.split(o.run)
 program = next((word for word in trainer if word.endswith("train_gpt")), "./train_gpt")
 task = ["--task", "requests", "--from", path("association.jsonl"), "--vocabulary", o.vocabulary]
@@ -180,7 +174,7 @@ run(trainer, *model, "--evaluate", path("association.eval"), "--results", path("
 # documents come in the order of the evaluation file: the requests' texts say which is which
 requests = json.load(open(path("association.requests.json"), encoding="utf8"))
 values = json.load(open(path("association.results.json"), encoding="utf8"))["log_likelihoods"]["association"]
-each = sum(len(words) for words in groups.values())
+each = len(continuations)
 logs = {
     requests[i * each][0]: dict(zip((c for _, c in requests[i * each : (i + 1) * each]), document))
     for i, document in enumerate(values)
@@ -231,19 +225,9 @@ for line in lines("prompts.txt"):
     prompts.append(parts)
 with open(path("prompts.jsonl"), "w", encoding="utf8") as f:
     for number, (axis, group, prompt) in enumerate(prompts):
-        f.write(
-            json.dumps(
-                {
-                    "prompt": prompt,
-                    "samples": o.samples,
-                    "tokens": o.tokens,
-                    "temperature": 1,
-                    "top_p": 0.9,
-                    "seed": number,
-                }
-            )
-            + "\n"
-        )
+        asked_for = {"prompt": prompt, "samples": o.samples, "tokens": o.tokens}
+        drawn = {"temperature": 1, "top_p": 0.9, "seed": number}
+        f.write(json.dumps({**asked_for, **drawn}) + "\n")
 run(trainer, *model, "--generate", path("prompts.jsonl"), "--results", path("answers.jsonl"))
 stop_words = {word for line in lines("stop_words.txt") for word in line.split()}
 counts = collections.defaultdict(collections.Counter)

@@ -1,11 +1,34 @@
 """Charts as SVG, tables as Markdown: shared by the scripts that draw."""
 
 import math
+import os
+import sys
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
 COLOURS = {"others": "#9aa5b1", "ours": "#4878cf", "published": "#d1495b"}
 LINES = ("#4878cf", "#d1495b", "#3a9d5d", "#8a5fbf", "#c98a1b", "#7a8591")
+
+
+def svg(wide, high, drawn, title=""):
+    head = f'<text x="8" y="18" font-size="14">{escape(title)}</text>\n' if title else ""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}"'
+        ' font-family="sans-serif" font-size="12">\n'
+        f'<rect width="{wide}" height="{high}" fill="white"/>\n{head}' + "\n".join(drawn) + "\n</svg>\n"
+    )
+
+
+def write(path, picture):
+    """Writes an SVG; a file of another kind is not replaced."""
+    program, path = os.path.basename(sys.argv[0]), Path(path)
+    try:
+        if path.is_file() and path.read_bytes()[:4] not in (b"<svg", b""):
+            sys.exit(f"{program}: {path}: exists, and is no SVG: choose another name for the drawing")
+        path.write_text(picture, encoding="utf8")
+    except OSError as error:
+        sys.exit(f"{program}: {path}: cannot be written: {error.strerror}")
 
 
 def bars(title, rows, unit, legend, note=""):
@@ -14,12 +37,7 @@ def bars(title, rows, unit, legend, note=""):
     wide, left, step, head = 760, 210, 16, 62 if note else 48
     top = max(value + (error or 0) for _, values in rows for value, _, error in values)
     high = head + 10 + sum(step * len(values) + 8 for _, values in rows)
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}"'
-        ' font-family="sans-serif" font-size="12">',
-        f'<rect width="{wide}" height="{high}" fill="white"/>',
-        f'<text x="8" y="18" font-size="14">{escape(title)}</text>',
-    ]
+    out = []
 
     x = 8
     for what, name in legend.items():
@@ -48,7 +66,7 @@ def bars(title, rows, unit, legend, note=""):
             y += step
         y += 8
 
-    return "\n".join(out) + "\n</svg>\n"
+    return svg(wide, high, out, title)
 
 
 def over_time(title, models):
@@ -57,17 +75,13 @@ def over_time(title, models):
     first, last = 2018, 2022
     least, most = 7.5, 12.2  # powers of ten
 
-    def place(model):
-        x = left + (model["year"] - first) / (last - first) * (wide - left - 90)
-        y = 40 + (most - math.log10(model["parameters"])) / (most - least) * (high - bottom - 40)
-        return x, y
+    def x_of(year):
+        return left + (year - first) / (last - first) * (wide - left - 90)
 
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}"'
-        ' font-family="sans-serif" font-size="12">',
-        f'<rect width="{wide}" height="{high}" fill="white"/>',
-        f'<text x="8" y="18" font-size="14">{escape(title)}</text>',
-    ]
+    def y_of(power):
+        return 40 + (most - power) / (most - least) * (high - bottom - 40)
+
+    out = []
 
     for power, said in (
         (8, "100 million"),
@@ -76,14 +90,13 @@ def over_time(title, models):
         (11, "100 billion"),
         (12, "1 trillion"),
     ):
-        y = 40 + (most - power) / (most - least) * (high - bottom - 40)
+        y = y_of(power)
         out.append(f'<path d="M{left} {y:.1f}H{wide - 20}" stroke="#ddd"/>')
         out.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end" font-size="10">{said}</text>')
 
     for year in range(first, last + 1):
-        x = left + (year - first) / (last - first) * (wide - left - 90)
-        out.append(f'<text x="{x:.1f}" y="{high - 16}" text-anchor="middle">{year}</text>')
-    places = [place(model) for model in models]
+        out.append(f'<text x="{x_of(year):.1f}" y="{high - 16}" text-anchor="middle">{year}</text>')
+    places = [(x_of(model["year"]), y_of(math.log10(model["parameters"]))) for model in models]
     for i, model in enumerate(models):
         x, y = places[i]
         # a label on the right would run into a neighbour, or into its label
@@ -96,7 +109,7 @@ def over_time(title, models):
         out.append(f'<text {at} y="{y + 4:.1f}">{escape(model["name"])}</text>')
 
     out.append(f'<text x="{wide - 20}" y="34" text-anchor="end" fill="{COLOURS["ours"]}">presets here</text>')
-    return "\n".join(out) + "\n</svg>\n"
+    return svg(wide, high, out, title)
 
 
 def table(head, rows):
@@ -137,12 +150,7 @@ def line_chart(curves, x_said, y_said, low, x_names=()):
     def py(y):
         return TOP + (HEIGHT - TOP - BOTTOM) * (high - y) / (high - low)
 
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH}'
-        f' {HEIGHT}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-    ]
-
+    out = []
     for y in ticks(low, high):
         out.append(
             f'<path d="M{LEFT} {py(y):.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>'
@@ -165,4 +173,4 @@ def line_chart(curves, x_said, y_said, low, x_names=()):
             dots = [f'cx="{px(x):.1f}" cy="{py(y):.1f}"' for x, y in curve.points]
             out += [f'<circle {dot} r="3" fill="{curve.colour}"/>' for dot in dots]
 
-    return "\n".join(out) + "\n</svg>\n"
+    return svg(WIDTH, HEIGHT, out)

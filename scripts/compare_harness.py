@@ -72,31 +72,10 @@ def run(*command):
 # ours
 run(f"{here}/convert", "--from-checkpoint", options.checkpoint, "--to-huggingface", f"{work}/hf")
 for task, folder in (("lambada", work), ("piqa", f"{work}/piqa")):
-    run(
-        f"{here}/tasks",
-        "--task",
-        task,
-        "--from",
-        folder,
-        "--vocabulary",
-        options.vocabulary,
-        "--output",
-        f"{work}/{task}.eval",
-        "--requests",
-        f"{work}/{task}.json",
-    )
-print(
-    run(
-        options.program,
-        "--resume",
-        options.checkpoint,
-        "--evaluate",
-        f"{work}/lambada.eval",
-        f"{work}/piqa.eval",
-        "--results",
-        f"{work}/ours.json",
-    )
-)
+    files = ["--output", f"{work}/{task}.eval", "--requests", f"{work}/{task}.json"]
+    run(f"{here}/tasks", "--task", task, "--from", folder, "--vocabulary", options.vocabulary, *files)
+evaluate = ["--evaluate", f"{work}/lambada.eval", f"{work}/piqa.eval", "--results", f"{work}/ours.json"]
+print(run(options.program, "--resume", options.checkpoint, *evaluate))
 results = json.load(open(f"{work}/ours.json"))
 ours = {}
 for task, twice in (("lambada", 2), ("piqa", 1)):

@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from charts import LINES, Curve, line_chart
+from charts import LINES, Curve, line_chart, write
 
 
 @dataclass
@@ -115,10 +115,7 @@ def main():
             run.name = file.rpartition("=")[0] or file
     print(table(runs))
     if options.output:
-        try:
-            options.output.write_text(drawn(curves_of(runs), options.by))
-        except OSError as error:
-            sys.exit(f"compare_runs.py: {options.output}: {error.strerror}")
+        write(options.output, drawn(curves_of(runs), options.by))
         print(f"curves: {options.output}")
 
 

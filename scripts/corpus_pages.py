@@ -59,6 +59,17 @@ def extracted(work, data, *words, name="a.warc"):
 ATTRIBUTES = b" ".join(b"a%d=1" % i for i in range(100000))
 
 
+def test_no_record(work):
+    """Files of another kind, and a corpus of which nothing is left"""
+    with open(f"{work}/lines.jsonl", "w") as f:
+        f.write('{"text": "a text"}\n' * 99)
+    wants = "extract: s: 1881 bytes without a record: expected WARC files"
+    run(f"extract --output {work}/x --compress none s={work}/lines.jsonl", fails=wants)
+    open(f"{work}/empty.jsonl", "w").close()
+    wants = "no set has a document left"
+    run(f"tokens --output {work}/t --vocabulary bytes s={work}/empty.jsonl", fails=wants)
+
+
 def test_extract(work):
     text = ENGLISH * 2
     want = "A heading\n\n" + text.strip()

@@ -19,29 +19,16 @@ def test_quality(work):
     write(f"{work}/good.jsonl", texts(fine, 300))
     write(f"{work}/web.jsonl", [{"text": t, "id": f"w{i}"} for i, t in enumerate(texts(coarse, 3000))])
 
-    train = [
-        "quality",
-        "train",
-        "--buckets",
-        10000,
-        "--dimensions",
-        10,
-        "--epochs",
-        50,
-        "--positives",
-        f"{work}/good.jsonl",
-        "--model",
-    ]
-
-    out = run(*train, f"{work}/model.bin", f"s={work}/web.jsonl")
+    train = f"quality train --buckets 10000 --dimensions 10 --epochs 50 --positives {work}/good.jsonl --model"
+    out = run(train, f"{work}/model.bin", f"s={work}/web.jsonl")
     accuracy = float(re.search(r"accuracy ([\d.]+) %", out).group(1))
     check(60 < accuracy <= 100, out)  # half is chance; the vocabularies differ widely
     held_out = int(re.search(r"on (\d+) held out", out).group(1))
     check(30 < held_out < 100, f"a tenth of 300 and of as many others: {held_out}")
-    run(*train, f"{work}/half.bin", "--held-out", 0.5, f"s={work}/web.jsonl")
+    run(train, f"{work}/half.bin", "--held-out", 0.5, f"s={work}/web.jsonl")
     models = [open(f"{work}/{name}.bin", "rb").read() for name in ("model", "half")]
     check(models[0] != models[1], "what is held out is not learned")
-    run(*train, f"{work}/again.bin", f"s={work}/web.jsonl", ranks=2)
+    run(train, f"{work}/again.bin", f"s={work}/web.jsonl", ranks=2)
     check(
         open(f"{work}/model.bin", "rb").read() == open(f"{work}/again.bin", "rb").read(),
         "the same model twice",

@@ -13,6 +13,8 @@ from collections import defaultdict
 from html import escape
 from pathlib import Path
 
+import charts
+
 # in a page of the tour the colours are the page's; a file of its own follows the reader's system
 STYLE = """<style>
   .drawn .paper { fill: var(--paper, #fff) } .drawn .rows { fill: var(--panel, #f1f1f1) }
@@ -178,7 +180,7 @@ def main(words):
         to, picture = Path(words[1]) / "report.svg", funnel(words[1])
     else:
         sys.exit(__doc__.strip())
-    to.write_text(picture)
+    charts.write(to, picture)
     print(f"drawn     {to}")
 
 

@@ -33,6 +33,21 @@ def refused(words, wants, what, env=None):
     check(r.returncode == 1 and said == 1, f"{what}: {r.returncode}, said {said} times: {r.stderr[-500:]}")
 
 
+def odd_processes():
+    """Standard streams that are closed, threads that OpenMP does not start, more than it can."""
+    words = command("--steps", 2, "--save", "closed", "--save-every", 1, "--metrics", "closed.jsonl")
+    r = run(["bash", "-c", '"$@" <&- >&- 2>&-', "-", *words])
+    saved = checkpoints(WORK / "closed")
+    check(r.returncode == 0 and saved[-1] == "step-00000002", f"streams are closed: {r.returncode} {saved}")
+    check(list(metrics(WORK / "closed.jsonl")) == [1, 2], "their metrics")
+    for variables in ({"OMP_THREAD_LIMIT": "1"}, {"OMP_DYNAMIC": "true"}):
+        # wide enough for a GEMM over several threads
+        wide = command("--hidden", 256, "--sequence", 128, "--steps", 1)
+        r = run(wide, {**environment, "OMP_NUM_THREADS": "2", **variables})
+        check(r.returncode == 0, f"{variables}: {r.returncode} {r.stderr[-500:]}")
+    refused(command(), "expected at most 4096", "threads", {**environment, "OMP_NUM_THREADS": "100000"})
+
+
 def unreadable_checkpoint():
     """A read error in a checkpoint's index or table: an older one is taken, and no signal ends the run."""
     for ranks in (1, 4):

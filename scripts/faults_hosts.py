@@ -287,6 +287,11 @@ def launcher_rules():
             "  Remote daemon: [prterun-a-34@0,1] on node node1\n",
             {"node1.cluster": "lost"},
         ),
+        (
+            "ORTE has lost communication with a remote daemon.\n\n"
+            "  Remote daemon: [[1,0],2] on node node3.local\n",
+            {"node3.cluster": "lost"},
+        ),
         ("train_gpt: node1.cluster.local: step 7 read other", {"node1.cluster": "memory"}),
         ("train_gpt: node3: step 7, computed twice, gave", {"node3.cluster": "memory"}),
         (
@@ -297,7 +302,9 @@ def launcher_rules():
         ),
         ("srun: error: node2: tasks 2-3: Segmentation fault", {"node2.cluster": "lost"}),
         ("srun: error: node3: task 4: Bus error", {"node3.cluster": "lost"}),
-        ("srun: error: Node failure on node3", {"node3.cluster": "lost"}),
+        ("slurmstepd: error: *** JOB 7 CANCELLED, Node failure on node3 ***", {"node3.cluster": "lost"}),
+        ("srun: error: node3: task 4: Killed\nsrun: error: node1: task 0: Killed", {"node3.cluster": "lost"}),
+        ("train_gpt: node3: step 12 read other\n" + ended.format(4), {"node3.cluster": "memory"}),
         ("ssh: Could not resolve hostname node3: Name or service not known", {"node3.cluster": "lost"}),
         (
             "[rank 0] waits for ranks 0 5, which does not answer: it",

@@ -28,7 +28,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from charts import bars, over_time, table
+from charts import bars, over_time, table, write
 from figure_hans import hans
 from figure_throughput import throughput
 from over_ranks import limited, output_of
@@ -313,7 +313,7 @@ def main():
     (options.output / f"{options.name}.md").write_text(text)
     (options.output / f"{options.name}.json").write_text(json.dumps(numbers, indent=1) + "\n")
     if picture:
-        (options.output / f"{options.name}.svg").write_text(picture)
+        write(options.output / f"{options.name}.svg", picture)
     print(text)
     print(f"in {options.output}: {options.name}.md, .json{', .svg' if picture else ''}")
 

@@ -86,9 +86,12 @@ def patiently(read):
     return read()
 
 
-def usage():
-    print(__doc__)
-    sys.exit(1)
+def words_in(name):
+    """The words of a variable that has more options for mpirun or srun."""
+    try:
+        return shlex.split(os.environ.get(name, ""))
+    except ValueError as e:
+        stop(f"{name}={os.environ[name]}: {e}")
 
 
 class Options:
@@ -114,7 +117,7 @@ class Options:
         given = self.values.get(name, (saved or {}).get(name, default))
         try:
             return int(float(given))
-        except ValueError:
+        except (ValueError, OverflowError):  # the latter: inf
             stop(f"--{name} {given}: expected a number")
 
     def resumed(self):
@@ -178,7 +181,8 @@ def options_of_newest(folder):
 
 def read_hosts(path):
     """{host: its line}: each line begins with a host."""
-    lines = patiently(lambda: path.read_text("utf-8-sig").splitlines() if path.exists() else [])
+    read = lambda: path.read_text("utf-8-sig", errors="replace").splitlines() if path.exists() else []
+    lines = patiently(read)
     return {line.split()[0]: line for line in lines if line.split() and not line.lstrip().startswith("#")}
 
 
@@ -359,7 +363,7 @@ class Launcher:
             mpi = os.environ.get("SLURM_MPI_TYPE", "pmix")
             where = [f"--nodelist={','.join(hosts)}", f"--nodes={len(hosts)}", f"--ntasks={ranks}"]
             # ranks that do not fill all nodes fill one after the other, as tensor parallelism wants
-            extra = [f"--distribution=plane={each}", *shlex.split(os.environ.get("LAUNCH_SRUN", ""))]
+            extra = [f"--distribution=plane={each}", *words_in("LAUNCH_SRUN")]
             return ["srun", *extra, f"--job-name={name}", f"--mpi={mpi}", "--kill-on-bad-exit=1", *where]
         # a host whose link is down is noticed after some seconds, not never
         alive = {"oob_tcp_keepalive_time": 5, "oob_tcp_keepalive_intvl": 2, "oob_tcp_keepalive_probes": 3}
@@ -371,7 +375,7 @@ class Launcher:
         exports = [word for name in passed_on for word in ("-x", name)]
         where = ["--host", ",".join(f"{host}:{each}" for host in hosts), "-n", str(ranks)]
         placing = ["--map-by", f"ppr:{each}:node", "--bind-to", "none"]
-        extra = shlex.split(os.environ.get("LAUNCH_MPIRUN", ""))
+        extra = words_in("LAUNCH_MPIRUN")
         return ["mpirun", *extra, *settings, *where, *placing, *exports]
 
     # ---- one attempt
@@ -634,7 +638,10 @@ def main(words):
         if not re.fullmatch("[1-9][0-9]*", each):
             stop(f"{each} ranks per host: expected a number")
         hosts, each = list(read_hosts(hostfile)), int(each)
-        text = hostfile.read_text("utf-8-sig")
+        text = hostfile.read_text("utf-8-sig", errors="replace")
+        odd = [host for host in hosts if not re.fullmatch(r"[\w.:%-]+", host, re.ASCII)]
+        if odd:
+            stop(f"{hostfile}: {odd[0][:60]!r} is no host: expected one line per host")
         named = [line.split()[0] for line in text.splitlines() if line.split()]
         twice = [host for host in hosts if named.count(host) > 1]
         if twice:
@@ -645,11 +652,15 @@ def main(words):
         listed = ["scontrol", "show", "hostnames", os.environ.get("SLURM_JOB_NODELIST", "")]
         hosts = subprocess.run(listed, stdout=subprocess.PIPE, encoding="utf8").stdout.split()
         rest = words[1:]
-        each = int(os.environ.get("SLURM_NTASKS_PER_NODE", "1"))
+        each = os.environ.get("SLURM_NTASKS_PER_NODE") or "1"
+        if not re.fullmatch("[1-9][0-9]*", each):
+            stop(f"SLURM_NTASKS_PER_NODE={each}: expected a number")
+        each = int(each)
         if not hosts:
             stop("SLURM_JOB_NODELIST names no host: start with sbatch scripts/launch_slurm.sh")
     else:
-        usage()
+        print(__doc__)
+        sys.exit(1)
 
     wanted = 0
     if rest[0] == "--hosts" and len(rest) > 2:

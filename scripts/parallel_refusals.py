@@ -6,8 +6,7 @@ import signal
 import subprocess
 import time
 
-from launch_log import named_hosts
-from over_ranks import check, environment
+from over_ranks import check, environment, limited
 from parallel_runs import DATA, MODEL, build, run, text, work
 
 PROGRAM = f"{build}/train_gpt"
@@ -129,13 +128,8 @@ def test_different_ranks():
         ),
         ([PROGRAM, "--help"], [PROGRAM, *DATA, *MODEL], "rank 1: --"),
     ):
-        result = subprocess.run(
-            ["mpirun", "-n", "1", *first, ":", "-n", "1", *second],
-            env=environment,
-            capture_output=True,
-            encoding="latin-1",
-            timeout=60,
-        )
+        both = ["mpirun", "-n", "1", *first, ":", "-n", "1", *second]
+        result = limited(both, 60, env=environment, encoding="latin-1")
         check(
             result.returncode == 1 and message in result.stderr and result.stderr.count("train_gpt:") == 1,
             f"{message}: {result.returncode} {result.stderr[-400:]}",
@@ -216,39 +210,6 @@ def test_terminated_rank():
         )
 
 
-def test_named_by_log():
-    """On which hosts a run was lost, by what was printed; hosts a to d have two ranks each."""
-    killed = "srun: error: b: task 2: Killed\n"
-    daemon = (
-        "ORTE has lost communication with a remote daemon.\n\n  Remote daemon: [[1,0],2] on node c.local\n"
-    )
-    for printed, found in (
-        ("", {}),
-        ("noticed that process rank 5 with PID 1 on node c exited on signal 9", {"c": "lost"}),
-        (daemon, {"c": "lost"}),
-        ("ssh: Could not resolve hostname d: Name or service not known", {"d": "lost"}),
-        ("ssh: connect to host d port 22: Connection refused", {"d": "lost"}),
-        ("slurmstepd: error: *** JOB 7 CANCELLED DUE TO NODE FAILURE, Node failure on a ***", {"a": "lost"}),
-        (killed + "srun: error: d: task 6: Killed\n", {"b": "lost"}),  # the first: srun kills the others
-        ("slurmstepd: Job step aborted\n" + killed, {}),
-        ("train_gpt: rank 0 waits for rank 5, which does not answer", {"c": "hangs"}),
-        ("train_gpt: rank 0 waits for ranks 1 5, which does not answer", {"a": "hangs", "c": "hangs"}),
-        ("MPI_ABORT was invoked on rank 7 in communicator", {"d": "fails"}),
-        ("Abort(1) on node 6 (rank 6 in comm 0): application called MPI_Abort(comm=0x84, 1) - process 6",
-         {"d": "fails"}),
-        ("application called MPI_Abort(MPI_COMM_WORLD, 1) - process 3", {"b": "fails"}),
-        ("waits for rank 5, which does not answer\nMPI_ABORT was invoked on rank 0", {"c": "hangs"}),
-        ("all ranks answer, and all ranks of this group\nMPI_ABORT was invoked on rank 7", {}),
-        (
-            "train_gpt: b: step 12 read other master weights\nMPI_ABORT was invoked on rank 2",
-            {"b": "memory"},
-        ),
-        ("on node elsewhere exited on signal 9", {}),
-    ):
-        got = named_hosts(printed, ["a", "b", "c", "d"], ["a", "b", "c", "d"], 2)
-        check(got == found, f"{printed!r} names {got}, not {found}")
-
-
 def test_launchers():
     """As many ranks as hosts have slots; started again they go on. Slurm's own commands are stubs here."""
     with open(f"{work}/hosts", "w") as f:
@@ -261,6 +222,8 @@ def test_launchers():
             f.write(f"#!/usr/bin/env bash\n{line}\n")
         os.chmod(f"{work}/{name}", 0o755)
 
+    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS_PER_NODE": "4", "PATH": f"{work}:{os.environ['PATH']}"}
+    job["LAUNCH_DIR"] = build
     for name, start_with in (
         ("mpirun", ["scripts/launch_mpirun.sh", f"{work}/hosts", "4"]),
         ("slurm", ["scripts/launch_slurm.sh"]),
@@ -273,19 +236,7 @@ def test_launchers():
                 "bash", *start_with, *DATA, *MODEL,
                 *f"--tensor-parallel 2 --pipeline-parallel 2 --save {work}/{name} --steps".split(), steps
             ]
-            result = subprocess.run(
-                command,
-                env=dict(
-                    environment,
-                    PATH=f"{work}:{os.environ['PATH']}",
-                    SLURM_JOB_ID="7",
-                    SLURM_NTASKS_PER_NODE="4",
-                    LAUNCH_DIR=build,
-                ),
-                capture_output=True,
-                encoding="latin-1",
-                timeout=60,
-            )
+            result = limited(command, 60, env={**environment, **job}, encoding="latin-1")
             check(
                 result.returncode == 0
                 and message in result.stdout
@@ -294,12 +245,16 @@ def test_launchers():
                 f" {result.stderr[-300:]}",
             )
 
-    result = subprocess.run(
-        ["bash", "scripts/launch_mpirun.sh", f"{work}/nothing", "4", "--steps", "1"],
-        capture_output=True,
-        text=True,
-    )
-    check(
-        result.returncode == 1 and "cannot be read" in result.stderr,
-        f"a hostfile that is not there: {result.stderr}",
-    )
+    # what the launcher itself refuses
+    with open(f"{work}/binary", "wb") as f:
+        f.write(b"\0\xff\n")
+    for hosts, options, variables, message in (
+        ("nothing", [], {}, "cannot be read"),
+        ("binary", [], {}, "is no host"),
+        ("hosts", ["--tensor-parallel", "inf"], {}, "--tensor-parallel inf: expected a number"),
+        ("hosts", [], {"LAUNCH_MPIRUN": '"'}, "LAUNCH_MPIRUN="),
+    ):
+        command = ["bash", "scripts/launch_mpirun.sh", f"{work}/{hosts}", "4", "--steps", "1", *options]
+        result = limited(command, 60, env={**environment, **job, **variables})
+        said = result.stderr.strip().splitlines()
+        check(result.returncode == 1 and len(said) == 1 and message in said[0], f"{message}: {result.stderr}")

@@ -30,21 +30,24 @@ def whole(text):
 
 run = Path(sys.argv[1])
 saved = sorted(file for file in run.glob("step-*/index.json") if file.parent.name[5:].isdigit())
+record = {"metrics": "", "attempts": []}
 if (run / "launch.json").is_file():
     record = read(run / "launch.json")
-elif saved:  # no launcher started it: its newest checkpoint knows where the metrics are
-    options = read(saved[-1])["options"]
-    record = {"metrics": options.get("metrics"), "attempts": []}
-else:
+    if not isinstance(record, dict) or not isinstance(record.get("attempts"), list):
+        sys.exit(f"status.sh: {run / 'launch.json'}: expected what launch.py writes")
+elif not saved:
     inside = sorted({file.parent.parent for file in run.glob("*/step-*/index.json")})
     hint = f": did you mean {inside[0]}?" if inside else ": give the --save folder of a run"
     sys.exit(f"status.sh: {run}: has neither launch.json nor a checkpoint{hint}")
 attempts = record["attempts"]
 now, last = time.time(), attempts[-1] if attempts else None
 lines = []
-# a relative name starts from the folder in which the run was started: most likely the parent of its folder
-named = Path(record["metrics"]) if record["metrics"] else None
-found = [file for file in (run.resolve().parent / named, named) if file.is_file()] if named else []
+# the metrics, by its launcher and by its newest checkpoint: whichever has been written to last. A relative
+# name starts from the folder in which the run was started: most likely the parent of its folder
+named = [record.get("metrics"), read(saved[-1]).get("options", {}).get("metrics") if saved else ""]
+named = [Path(name) for name in named if name]
+found = [file for name in named for file in (run.resolve().parent / name, name) if file.is_file()]
+found.sort(key=lambda file: -file.stat().st_mtime)
 if found:
     lines = list(whole(found[0].read_text(errors="replace")))
 
@@ -61,8 +64,11 @@ def show(name, value):
     print(f"{name:13s} {value}")
 
 
+# the last attempt has ended, and somebody has gone on without the launcher
+goes_on = bool(last) and "ended" in last and (
+    held() != "not running" or (saved and saved[-1].stat().st_mtime > last["ended"] + 60))
 gone = bool(last) and record["host"] == os.uname().nodename and not Path(f"/proc/{record['pid']}").exists()
-if not last:
+if not last or goes_on:
     show("state", held())
 elif "ended" in last:
     complete = "complete" if last["exit_code"] == 0 else f"ended with {last['exit_code']}"
@@ -92,7 +98,7 @@ if lines:
     show("slow ranks", ", ".join(map(str, slow)) or "none in the last 20 steps")
 else:
     # it may have been started in another folder
-    why = f"there is no {named} here" if named else "the run writes no --metrics"
+    why = f"there is no {named[0]} here" if named else "the run writes no --metrics"
     why = f"{found[0]} has no step yet" if found else why
     show("step", f"not known: {why}")
 if saved:

@@ -64,18 +64,15 @@ with open(f"{work}/own.jsonl", "w") as f:
 with open(f"{work}/words.jsonl", "w") as f:
     for i in range(30):
         f.write(json.dumps({"text": "ab " * random.randint(1, 9) + "cd" + (" a" if i % 2 else " z")}) + "\n")
+
+
+def make_task(task, name, vocabulary="bytes", output=None):
+    words = f"--task {task} --from {work}/{name}.jsonl --vocabulary {vocabulary}"
+    return run(1, [*words.split(), "--output", f"{work}/{output or name}.eval"], program="tasks")
+
+
 for name, task in (("own", "requests"), ("words", "lambada")):
-    good(
-        run(
-            1,
-            [
-                "--task", task,
-                *f"--from {work}/{name}.jsonl --vocabulary bytes --output {work}/{name}.eval".split()
-            ],
-            program="tasks",
-        ),
-        name,
-    )
+    good(make_task(task, name), name)
 TASKS = ["--evaluate", f"{work}/own.eval", f"{work}/words.eval"]
 good(run(1, [*DATA, *MODEL, "--steps", "60", "--save", f"{work}/model"]), "training")
 LAYOUTS = [
@@ -277,26 +274,9 @@ open(f"{work}/bad3.jsonl", "w").write('{"prompt": "a", "top_p": 1.5}\n')
 open(f"{work}/bad4.jsonl", "w").write('{"prompt": "a", "stop": [""]}\n')
 open(f"{work}/bad2.jsonl", "w").write('{"prompt": "a", "temperature": -1}\n')
 open(f"{work}/long.jsonl", "w").write(json.dumps({"context": "a", "continuations": ["b" * 33]}) + "\n")
-run(
-    1,
-    f"--task requests --from {work}/long.jsonl --vocabulary bytes --output {work}/long.eval".split(),
-    program="tasks",
-)
+make_task("requests", "long")
 open(f"{work}/vocab.bpe", "w").write("#version: 0.2\n" + "".join(f"{chr(33 + i)} a\n" for i in range(43)))
-run(
-    1,
-    [
-        "--task",
-        "requests",
-        "--from",
-        f"{work}/own.jsonl",
-        "--vocabulary",
-        f"{work}/vocab.bpe",
-        "--output",
-        f"{work}/gpt.eval",
-    ],
-    program="tasks",
-)
+make_task("requests", "own", f"{work}/vocab.bpe", "gpt")
 for extra, message in (
     (["--evaluate", f"{text}.txt"], "is not an evaluation file"),
     (["--evaluate", f"{work}/none.eval"], "cannot be read"),

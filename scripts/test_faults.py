@@ -39,6 +39,7 @@ WAITING = (
     faults_ends.signals,
     faults_ends.foreign_checkpoints,
     faults_ends.unreadable_checkpoint,
+    faults_ends.odd_processes,
     faults_ends.renamed_folder,
     faults_ends.metrics_of_others,
     faults_ends.overwritten_value,

@@ -54,6 +54,17 @@ def test_compare_runs(work):
         check(out.returncode == 0 and len(ends) == 2 and ends[0] == 700, f"by {by}: {ends}")
         check(abs(ends[1] - (60 + 640 * 8 / 20)) < 0.1, f"by {by}: eight of twenty steps end at {ends[1]}")
 
+    # a file of another kind is not replaced, its own metrics for instance
+    before = (work / "a.jsonl").read_text()
+    panel = {"title": "", "seconds": 1, "micro_batches": 1, "chunks": 1, "rows": ["a"]}
+    panel["spans"] = [["forward", 0, 0, 0, 0, 1]]
+    for command in (["compare_runs.py", work / "a.jsonl", "--output", work / "a.jsonl"],
+                    ["draw.py", "timeline", work / "spans.json", work / "a.jsonl"]):  # fmt: skip
+        (work / "spans.json").write_text(json.dumps({"timelines": [panel]}))
+        out = limited([sys.executable, f"scripts/{command[0]}", *command[1:]], 60, cwd=ROOT)
+        check(out.returncode == 1 and "is no SVG" in out.stderr, f"{command[0]}: {out.stderr}")
+        check((work / "a.jsonl").read_text() == before, f"{command[0]} replaced a file")
+
     # a name with "=" in it, characters that mean something in SVG, a line that is being written
     odd = work / "lr=1e-3 & <x>.jsonl"
     odd.write_text((work / "a.jsonl").read_text() + '{"step": 21, "lo')
@@ -190,7 +201,22 @@ def test_status(work):
     check(any(line.startswith("step 30, ") and "loss 0.1667, by " in line for line in told), f"{told}")
     check(sum(line.startswith("ended with ") for line in told) == 5, f"the last five losses: {told}")
     record["attempts"][-1] |= {"ended": now - 600, "exit_code": 0}
+    newest = run / "step-00000020/index.json"
+    newest.write_text(json.dumps({"options": {"metrics": str(work / "other.jsonl")}}))
+    os.utime(newest, (now - 700, now - 700))
     check("state complete, 10 minutes ago" in shown(), f"a run that is complete: {shown()}")
+
+    # somebody goes on without the launcher, with other metrics
+    (run / ".lock").write_text("process 7 on elsewhere\n")
+    (work / "other.jsonl").write_text('{"step": 77, "tokens": 64, "seconds": 0.5, "loss": 1}\n')
+    os.utime(work / "run.jsonl", (now - 600, now - 600))
+    told = shown()
+    check("state running: process 7 on elsewhere" in told, f"a run without its launcher: {told}")
+    check(any(line.startswith("step 77, ") for line in told), f"its own metrics: {told}")
+    (run / ".lock").unlink()
+    os.utime(newest, (now, now))
+    check("state not running" in shown(), f"a newer checkpoint, and nobody there: {shown()}")
+    os.utime(newest, (now - 700, now - 700))
 
     # between two attempts, until the pause is over; on this host, while the launcher (here: we) lives
     here, ended = os.uname().nodename, "state ended with 1, 10 minutes ago"

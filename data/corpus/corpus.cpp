@@ -1,6 +1,7 @@
 // corpus.cpp   Common Crawl and other texts -> blended tokens: ./corpus STEP, or all steps: ./corpus run FILE
 //   Each step reads files and writes others; under mpirun the files are dealt to the ranks, and what is
 //   written is the same bytes for any number of them.
+#include "../../layers/base/process.h"
 #include "bench.h"
 #include "decontaminate.h"
 #include "dedup.h"
@@ -224,6 +225,7 @@ void run_all(const Ranks& ranks, Command& command) {
 }  // namespace
 
 int main(int argc, char** argv) {
+    open_standard_streams();
     try {
         comm::program = "corpus";
         comm::timeout = 30 * 86400;  // ranks wait for the one with the longest file

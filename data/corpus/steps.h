@@ -282,6 +282,10 @@ struct Stage {
         if (damaged)
             fprintf(stderr, "WARNING: %s: %s: %lld damaged or truncated parts of compressed files: what they "
                     "held is lost; fetch these files again\n", step.c_str(), set.c_str(), (long long)damaged);
+        int64_t junk = count_of(counts, "bytes that are no record");
+        if (junk && counts.size() == 1)
+            fail("%s: %s: %lld bytes without a record: expected WARC files", step.c_str(), set.c_str(),
+                 (long long)junk);
         int64_t lines = count_of(counts, "documents"), none = 0;
         std::string why;
         for (const char* name : {"not JSON", "without \"text\"", "longer than --longest"})

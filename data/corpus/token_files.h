@@ -209,6 +209,7 @@ inline void tokens(const Ranks& ranks, const Settings& settings, const Corpus& i
     if (!ranks.first()) return;
 
     std::map<std::string, Counts> sums;
+    size_t in_blend = 0;
     std::string blend = "# sets with their sampling weights: train_gpt --train " + folder + "/train.blend\n";
     for (size_t s = 0; s < in.sets.size(); s++) {
         Counts counts = sums[in.sets[s].name] = Stage::read_counts(path(s));
@@ -217,10 +218,12 @@ inline void tokens(const Ranks& ranks, const Settings& settings, const Corpus& i
                    in.sets[s].name.c_str());
             continue;
         }
+        in_blend++;
         double weight = weighted ? in.sets[s].weight : (double)counts["tokens"];
         blend += text("%.10g %s\n", weight, (in.sets[s].name + ending).c_str());
     }
 
     stage.report(sums);
+    if (!in_blend) fail("tokens: no set has a document left for training: there is no blend");
     write_file(folder + "/train.blend", blend);
 }

@@ -3,6 +3,7 @@
 //   Documents in the order of random.Random(42).shuffle; the same generator then draws each document's shots,
 //   from the train split, or where there is none from the evaluated documents without the document itself.
 #include "../../layers/base/arguments.h"
+#include "../../layers/base/process.h"
 #include "evaluation.h"
 #include "published_scores.h"
 #include "sha256.h"
@@ -303,6 +304,7 @@ int run(const Arguments& a) {
 }  // namespace
 
 int main(int argc, char** argv) {
+    open_standard_streams();
     try {
         return run(Arguments(argc, argv, usage, forms));
     } catch (const std::exception& e) {

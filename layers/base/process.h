@@ -1,12 +1,28 @@
-// process.h   what a process asks of its host: its threads sleep while they wait, and it keeps its memory;
-//   a loop over OpenMP's threads
+// process.h   what a process asks of its host: standard streams, threads that exist and sleep while they
+//   wait, memory that it keeps; a loop over OpenMP's threads
 #pragma once
+#include <fcntl.h>
 #include <malloc.h>
 #include <omp.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cstdlib>
 #include <exception>
 #include <string>
+
+// A program that is started without standard input, output or error (`./train_gpt … <&- >&- &`) would print
+// into whichever file it opens next: a lock, or metrics
+inline void open_standard_streams() {
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDWR);  // takes the lowest free number
+}
+
+// Every thread that is asked for is started. By OMP_DYNAMIC=true on a busy machine, or OMP_THREAD_LIMIT,
+// there are fewer, and OpenBLAS waits for ever for those that are missing
+inline void start_all_threads() {
+    omp_set_dynamic(0);
+    omp_set_num_threads(std::min(omp_get_max_threads(), omp_get_thread_limit()));
+}
 
 // OpenMP's threads spin while they wait: on a machine with other work, or with several ranks, they take the
 // processor from the threads that they wait for, and a step takes many times as long.

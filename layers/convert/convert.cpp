@@ -3,6 +3,7 @@
 //   ./convert --from-checkpoint DIR  --to-huggingface DIR | --to-llmc FILE
 //   Megatron-LM's checkpoints become a Hugging Face model first: scripts/from_megatron.py.
 #include "../base/arguments.h"
+#include "../base/process.h"
 #include "huggingface.h"
 #include "llmc.h"
 
@@ -85,6 +86,7 @@ const Conversion& find_conversion(Arguments& a) {
 }  // namespace
 
 int main(int argc, char** argv) {
+    open_standard_streams();
     try {
         Arguments a(argc, argv, usage, forms);
         find_conversion(a).run(a);

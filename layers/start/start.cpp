@@ -17,6 +17,8 @@
 #include "../run/signals.h"
 
 void prepare_process(char** argv) {
+    open_standard_streams();
+    start_all_threads();
     let_waiting_threads_sleep(argv);
     signal(SIGXFSZ, SIG_IGN);  // over the file-size limit, write() fails instead of killing the process
     rlimit files;  // as many as may be open: token files, and connections to other ranks
@@ -68,6 +70,10 @@ static Schedules open_run(Run& run, Trainer& trainer, InferenceJobs& jobs, int a
     comm::all_ranks_or_fail([&] {
         o = parse_options(argc, argv);
         check_output_files(o);
+        constexpr int most_threads = 4096;  // each takes a stack: with many more the run would crash
+        if (omp_get_max_threads() > most_threads)
+            fail("OMP_NUM_THREADS asks for %d threads: expected at most %d; this machine has %s",
+                 omp_get_max_threads(), most_threads, counted(omp_get_num_procs(), "core").c_str());
         comm::timeout = o.comm_timeout;
     });
     comm::check_ranks_agree(program_hash());
