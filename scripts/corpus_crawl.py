@@ -86,12 +86,17 @@ def test_digests(work):
     """A record that differs from its own digest is counted, but still read."""
     content = response(page(ENGLISH * 2))
     right = base64.b32encode(hashlib.sha1(content).digest()).decode()
+    padded = base64.b32encode(hashlib.md5(content).digest()).decode()  # by six =
+    other = hashlib.sha256(b"another").hexdigest()
+    wrong = (f"sha1:{right[::-1]}", f"md5:{padded[25::-1]}======", f"sha-256:{other}")
     digests = (f"sha1:{right}", f"sha1:{right.lower()}", f"md5:{hashlib.md5(content).hexdigest()}",
-               f"sha1:{right[::-1]}", "none:1234", "sha1:", "")  # fmt: skip
+               f"md5:{padded}", *wrong, "none:1234", "sha1:", "")  # fmt: skip
+    records = [(digest, len(content)) for digest in digests]
+    records.insert(0, (digests[0], len(content) + 9))  # cut where the next one begins
     with gzip.open(f"{work}/a.warc.gz", "wb") as f:
-        for digest in digests:
+        for digest, length in records:
             field = f"WARC-Block-Digest: {digest}\r\nContent-Length".encode()
-            f.write(record(content).replace(b"Content-Length", field, 1))
+            f.write(record(content, length=length).replace(b"Content-Length", field, 1))
     run("extract", "--output", f"{work}/out", f"s={work}/a.warc.gz")
     got = counts(f"{work}/out", "extract")["s"]
-    check(got["kept"] == len(digests) and got.get("records of wrong digest") == 1, str(got))
+    check(got["kept"] == len(records) and got.get("records of wrong digest") == len(wrong), str(got))

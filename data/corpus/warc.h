@@ -109,12 +109,12 @@ struct WarcReader {
                 size_t other = view().substr(head, n + 8).find("\nWARC/1.");
                 counts[whole || other != view().npos ? "records of wrong length" : "records cut short"]++;
                 cut = other != view().npos;
-                n = std::min(n, other);
+                if (cut) n = std::min(n, other + 1);
             }
 
             record.content = view().substr(head, n);
             consumed = head + n;
-            while (cut && record.content.ends_with('\n'))
+            for (int i = 0; i < 2 && cut && record.content.ends_with('\n'); i++)  // those behind a record
                 record.content.remove_suffix(record.content.ends_with("\r\n") ? 2 : 1);
             return true;
         }
