@@ -284,11 +284,22 @@ def test_pairs(work):
     run(f"dedup --output {work}/d --pairs {work}/pairs --compress none s={work}/a.jsonl")
     again = os.path.exists(f"{work}/pairs") and open(f"{work}/pairs").read()
     check(again == pairs, f"pairs that were removed are found again: {again}")
+    os.rename(f"{work}/a.jsonl", f"{work}/c.jsonl")
+    run(f"dedup --output {work}/d --pairs {work}/pairs --compress none s={work}/c.jsonl")
+    again = open(f"{work}/pairs").read()
+    check(again == pairs.replace("s/a:", "s/c:"), f"pairs of a file that was renamed: {again}")
     short = ["shorter", "than a shingle", "some letters more than one", "another one of few shingles"]
     write(f"{work}/short.jsonl", [*short, "shorter"])
-    run(f"dedup --output {work}/s --compress none s={work}/short.jsonl")
-    kept = [d["text"] for d in read(f"{work}/s/s/short.jsonl")]
-    check(kept == short, f"texts shorter than a shingle, and of few: {kept}")
+    signatures = set()
+    for words in ("", "--shingle 5", "--shingle 5 --fast yes"):
+        run(f"dedup {words} --output {work}/s --compress none s={work}/short.jsonl")
+        signatures.add(tuple(read_signatures(f"{work}/s/minhash/s/short.signatures")))
+        kept = [d["text"] for d in read(f"{work}/s/s/short.jsonl")]
+        check(kept == short, f"texts shorter than a shingle, and of few, {words}: {kept}")
+        c = counts(f"{work}/s", "dedup")["s"]
+        told = c["kept characters"], c["characters"]
+        check(told == (len("".join(short)), len("".join(short)) + 7), f"characters: {c}")
+    check(len(signatures) == 3, "other settings of min-hashes: they are made again")
     write(f"{work}/b.jsonl", [two] * 1200)
     for ranks in (0, 2):  # no estimate is above 1
         words = f"--bands 3 --rows 1 --jaccard 1 --output {work}/l{ranks} s={work}/b.jsonl"
@@ -318,11 +329,20 @@ def test_keys(work):
         write(f"{work}/q.jsonl", [{"context": question, "continuations": ["a"], "gold": 0}])
         return f"requests={work}/q.jsonl"
 
+    def told(name):
+        return open(f"{work}/k/{name}.tsv").read().splitlines()
+
     write(f"{work}/k1.jsonl", texts)
+    write(f"{work}/k3.jsonl", [{"text": texts[0], "meta": {"a": 1}}])  # without an id
     check(whole(asked(questions[0])) == [False, True, True], "the text with the question is cut")
+    check(told("keys")[1:] == [f"2\tno\trequests\t{questions[0]}"], f"keys: {told('keys')}")
+    check(told("s/k1.cut") == [f'"d0"\t2\t1\trequests\t{questions[0]}'], f"cuts: {told('s/k1.cut')}")
+    pieces = read(f"{work}/k/s/k3.jsonl")
+    check([sorted(d) for d in pieces] == [["meta", "text"]] * 2, f"pieces without an id: {pieces}")
     check(whole(asked(questions[2])) == [True, True, False], "another question, of as many keys")
     write(f"{work}/k2.jsonl", [questions[2]] * 2)
     check(whole(asked(questions[2])) == [True, True, True], "a question that has become common language")
+    check(told("keys")[1].startswith("3\tyes\t"), f"a common key: {told('keys')}")
     check(whole(f"race={work}/race") == [False, False, True], "both of RACE's questions")
 
 

@@ -56,6 +56,11 @@ def extracted(work, data, *words, name="a.warc"):
     return read(f"{work}/x/s/a.jsonl"), counts(f"{work}/x", "extract")["s"]
 
 
+def brotli(data):
+    """As RFC 7932 stores what is not compressed: one piece of up to 64 KiB, and an empty last one."""
+    return ((len(data) - 1) << 4 | 1 << 20).to_bytes(3, "little") + data + b"\x03"
+
+
 ATTRIBUTES = b" ".join(b"a%d=1" % i for i in range(100000))
 
 
@@ -86,6 +91,10 @@ def test_extract(work):
             b"".join(b"0000000000%x \t;x\r\n%s\r\n" % (len(h), h) for h in halves) + b" 0\r\n\r\n",
             html + "Transfer-Encoding: chunked\r\n",
         ),
+        "chunk sizes in capitals": response(
+            chunked(page(text), 0xAB).replace(b"ab\r\n", b"AB\r\n"),
+            html + "Transfer-Encoding: identity, chunked\r\n",
+        ),
         "chunks cut short": response(
             chunked(page(text) + b"<!-- " + b"x" * 5000)[:-2000], html + "Transfer-Encoding: chunked\r\n"
         ),
@@ -95,6 +104,12 @@ def test_extract(work):
         ),
         "declared chunked, and not": response(page(text), html + "Transfer-Encoding: chunked\r\n"),
         "gzip": encoded(gzip.compress(page(text)), "gzip"),
+        "x-gzip": encoded(gzip.compress(page(text)), "x-gzip"),
+        "three encodings": encoded(gzip.compress(zlib.compress(page(text))), "deflate, identity, gzip"),
+        "brotli": encoded(brotli(page(text)), "br"),
+        "brotli cut short": encoded(brotli(page(text) + b"<!-- " + b"x" * 5000)[:-2000], "br"),
+        "other blanks": response(page(text.replace("of the town", "of\u205fthe\u3000town"))),
+        "two types": response(page(text), html + "Content-Type: image/png\r\n"),  # the first counts
         "zlib": encoded(zlib.compress(page(text)), "deflate"),
         "raw deflate": encoded(zlib.compress(page(text))[2:-4], "deflate"),
         "declared gzip, and not": encoded(page(text), "gzip"),
@@ -138,6 +153,22 @@ def test_extract(work):
         got, _ = extracted(work, record(response(html_of)), "--language", "any")
         near = length <= 200
         check(got[0]["text"].startswith("A title") == near, f"a heading {length} characters before: {got}")
+
+    for inner, kept in (  # what is no text, though it has the words of one
+        (f"<p>{words}</p>", True),
+        (f"<p>© {words}</p>", False),
+        (f"<p>&amp;copy; {words}</p>", False),
+        (f"<selectlist><p>{words}</p></selectlist>", False),
+        (f"<textarea>{words}</textarea>", False),
+        (f"<button>{words}</button>", False),
+    ):
+        got, _ = extracted(work, record(response(f"<body>{inner}</body>".encode())), "--language any")
+        check(bool(got) == kept, f"{inner[:20]}: {got}")
+    larger = record(encoded(gzip.compress(page(text * 9)), "gzip"))
+    got, counted = extracted(work, larger, "--longest-page 2000")
+    check(not got and counted["pages longer than --longest-page"] == 1, f"a page of 4 KB: {counted}")
+    got, _ = extracted(work, re.sub(rb"(http://a.b/\d+)", rb"<\1>", record(response(page(text)))))
+    check(got[0]["meta"]["url"].startswith("http://a.b/"), f"an address as wget writes it: {got}")
 
     # CLD2 refuses control characters: they do not cost a page its language
     got, _ = extracted(work, record(response(page("It\u0092s so. " + text))))
@@ -194,12 +225,29 @@ def test_extract(work):
             "; charset=latin1",
         ),
         ("GBK's euro", "€ ", begun("", "gbk").replace(b"<p>", b"<p>\x80 ", 1), "; charset=gbk"),
+        ("detected", greeting * 20, begun(greeting * 20, "koi8-r"), ""),
+        ("not what it says", accents * 5, begun(accents * 5, "cp1252"), "; charset=euc-jp"),
+        ("an unused byte of Thai", "\x81 ", begun("").replace(b"<p>", b"<p>\x81 ", 1), "; charset=tis-620"),
+        ("UTF-16BE with a mark", accents, ("\ufeff" + begun(accents).decode()).encode("utf-16-be"), ""),
+        ("UTF-16BE without a mark", accents, begun(accents, "utf-16-be"), "; charset=utf-16"),
+        *(
+            (head, accents, begun(accents, "mac_roman", head), "")
+            for head in (
+                "<meta http-equiv=content-type content=\"text/html; charset='macintosh'\">",
+                "<meta charset=macintosh charset=koi8-r>",  # the first of two
+                "<!--><meta charset=macintosh>-->",  # the comment ends where it begins
+                "<meta charset=macintosh http-equiv=content-type content='text/html; charset=koi8-r'>",
+            )
+        ),
+        ("a label with a blank", accents, declared.replace(b"koi8", b" koi8") + begun(accents, "cp1252"), ""),
         ("label ms_kanji", japanese, begun(japanese, "shift_jis"), "; charset=MS_Kanji"),
     ):
         typed = response(body, f"Content-Type: text/html{header}\r\n")
         got, _ = extracted(work, record(typed), "--language any")
         good = len(got) == 1 and got[0]["text"] == "A heading\n\n" + first + text.strip()
         check(good, f"charset {name}: {got}")
+        told = got[0]["meta"]["charset"] if got else None
+        check(told == name or name not in ("KOI8-R", "UTF-8"), f"meta, charset {name}: {told}")
 
     # records in all states, each gzip member a record; nothing stops the reading, all is counted
     r = [record(response(page(text))) for _ in range(6)]
@@ -215,6 +263,8 @@ def test_extract(work):
     others = (
         record(b"x", "warcinfo")
         + record(response(page(text), "Content-Type: image/png\r\n"))
+        + record(response(b"%PDF-1.4 " + page(text)))
+        + record(response(b"no tag at all " * 40, ""))
         + record(response(page(text), status="404 Not Found"))
         + record(b"no http")
         + record(response(b""))
@@ -223,12 +273,14 @@ def test_extract(work):
     too_long = {"records longer than --longest-page": 1}
     skipped = {
         "records that are no response": 1,
-        "pages that are not HTML": 1,
+        "pages that are not HTML": 3,
         "responses of another status than 2xx": 1,
         "responses without an HTTP header": 1,
         "empty pages": 1,
     }
     blocks = (gzip.compress(plain[i : i + 500]) for i in range(0, len(plain), 500))
+    # what the next record begins with stands across the end of the first 128 KiB
+    across = record(b"", length=99999999)[:-4].ljust((128 << 10) - 5, b"x") + b"\r\n\r\n" + plain
     too_large = r[0].replace(b"Length: ", b"Length: 99999999", 1) + other_records
 
     for name, data, kept, said in (
@@ -239,6 +291,7 @@ def test_extract(work):
         ("garbage between members", whole[0] + b"garbage" * 9 + other_members, 6, damaged),
         ("a damaged member", whole[0] + bytes(broken) + b"".join(whole[2:]), None, damaged),
         ("cut at the end", members[:-100], None, damaged),
+        ("zeros at the end", members + b"\0" * 512, 6, {"damaged gzip members": 0}),
         ("a record cut in its member", gzip.compress(r[0][:-200]) + other_members, None,
          {"records cut short": 1}),
         ("too long a length", r[0].replace(b"Length: ", b"Length: 9", 1) + other_records, None, wrong),
@@ -249,6 +302,9 @@ def test_extract(work):
         ("a long record", long + plain, 6, too_long),
         ("lines without a return", plain.replace(b"\r\n", b"\n"), 6, {}),
         ("a wrong length in one member", gzip.compress(too_large), 5, wrong),
+        ("junk up to a border", b"junk".ljust((128 << 10) - 3, b"x") + b"\n" + plain, 6, {}),
+        ("a wrong length, a border", gzip.compress(across), 6, wrong),
+        ("drafts of the format", plain.replace(b"WARC/1.0", b"WARC/0.18"), 6, {}),
         ("a damaged beginning", b"\0" + whole[0][1:] + other_members, 5, damaged),
         ("junk before", b"junk\r\n" * 100 + plain, 6, {"bytes that are no record": None}),
         ("other types", others + r[0], 1, skipped),
@@ -260,7 +316,13 @@ def test_extract(work):
         got, c = extracted(work, data, name="a.warc.gz")
         good = len(got) == kept if kept is not None else len(got) >= 4
         check(good, f"records, {name}: {len(got)} documents, {c}")
-        check(all(k in c and (n is None or c[k] == n) for k, n in said.items()), f"counts, {name}: {c}")
+        told = all(k in c if n is None else c.get(k, 0) == n for k, n in said.items())
+        check(told, f"counts, {name}: {c}")
+
+    for share, kept in ((0.5, 1), (0.95, 0)):  # of two languages, English is the larger
+        data = record(response(page(f"{text}{german} der anderen Seite lag.")))
+        got, c = extracted(work, data, "--share", share)
+        check(len(got) == kept == 1 - c.get("in another language", 0), f"a share of {share}: {c}")
 
     # what a hostile page could hang on: each must be done within seconds
     for name, body in (
@@ -292,6 +354,8 @@ def test_extract(work):
         guarded = counted.get("tags with too many attributes", 0)
         expected = name.startswith(("attributes", "a stray quote"))
         check(guarded == expected, f"a page of {name}: {guarded} tags blanked out")
+        deep = counted.get("pages nested too deep, cut there", 0)
+        check(deep == (name == "nesting"), f"a page of {name}: {deep} cut")
         documents = f"{work}/x/s/a.jsonl"
         run("clean", "--output", f"{work}/y", "--language", "any", f"s={documents}")
         check(time.time() - start < 60, f"cleaning a page of {name} took {time.time() - start:.0f} s")
@@ -328,7 +392,8 @@ def test_clean(work):
         "e\u0301": "é",
         "a\u20d0\u20d8": "a\u20d8\u20d0",  # marks of two classes, in the wrong order
         "a\r\nb\rc\u2028d": "a\nb\nc\nd",
-        "a\x00b\x07c\ufeffd": "abcd",
+        "a\x00b\x07c\ufeffd\x7fe": "abcde",
+        "a\u206ab\u206fc\ufff9d\ufffbe\ufffcf": "abcdef",  # deprecated, for annotations, an object
         "one\ftwo": "one\ntwo",
         "\U0001f3f4\U000e0067\U000e007f": "\U0001f3f4\U000e0067\U000e007f",  # of a flag
         "a\U000e0001b": "ab",
@@ -346,6 +411,8 @@ def test_clean(work):
     for (given, want), got in zip(cases.items(), read(f"{work}/c/s/a.jsonl"), strict=True):
         check(got["text"] == want + filler, f"Unicode {given!r}: {got['text'][:40]!r}, expected {want!r}")
         check(got["text"] == unicodedata.normalize("NFC", got["text"]), f"not NFC: {given!r}")
+    c, kept = counts(f"{work}/c", "clean")["s"], sum(len(text + filler) for text in cases.values())
+    check(c["kept characters"] == kept < c["characters"], f"characters, before and after: {c}")
 
     german = "Der Fluss wurde von den meisten benutzt, um auf den Markt zu gehen. "
     documents = [
@@ -403,6 +470,9 @@ def test_clean(work):
     got = clean(work, [f"{row}\r\n", "\r\n", f"{row} \n", "\n"], "--longest", len(row) + 1)
     c = counts(f"{work}/c", "clean")["s"]
     check(got == [{"text": "a text", "id": "7"}] * 2 and c["documents"] == 2, f"line ends: {got} {c}")
+    alone = ['{"text": "b"}\n', r'{"text": "b", "x": "\ud800"}' + "\n"]
+    got = clean(work, [f"{row[:-1]}, \"meta\": {{\"a\": 1}}}}\n", *alone])
+    check(got[1:] == [{"text": "b"}] * 2, f"an id and meta of the document before: {got}")
     check_lines_that_are_json(work)
     check_correct_text_is_kept(work)
     check_damage_between_lines(work)
@@ -448,6 +518,8 @@ def check_lines_that_are_json(work):
         lines + ["not\n"] * 20,
         fails="clean: 20 of 115 lines of s are not documents (not JSON 20): expected",
     )
+    long = json.dumps({"text": "y" * 200}) + "\n"
+    clean(work, lines + [long] * 20, "--longest 100", fails="(longer than --longest 20)")
     clean(work, lines + ['{"Text": "x"}\n'] * 20, fails='(without "text" 20)')
     done = subprocess.run(
         [CORPUS, "clean", "--output", f"{work}/c", "--language", "any", "--unreadable", ".2",
@@ -479,6 +551,11 @@ def test_stopwords(work):
     documents, _ = extracted(work, data, f"--stopwords {work}/ru.txt --language any")
     got = [d["text"] for d in documents]
     check(got == [text.strip()], f"capitals among stop words: {got}")
+    text = "Пожалуйста тихо голосов " * 20
+    open(f"{work}/ru.txt", "w").write("пожалуйста\n")
+    data = record(response(f"<p>{text}</p>".encode()))
+    documents, _ = extracted(work, data, f"--stopwords {work}/ru.txt --language any")
+    check(len(documents) == 1, "a stop word of 20 bytes")
 
 
 def check_correct_text_is_kept(work):
@@ -506,8 +583,8 @@ def check_correct_text_is_kept(work):
     cp1252 = {b: bytes([b]).decode("cp1252", "ignore") or chr(b) for b in range(256)}
     misread = lambda t: "".join(cp1252[b] for b in t.encode())  # noqa: E731
     damaged = [misread(t) for t in right] + [misread(misread(t)) for t in right]
-    damaged += ["voilÃ le travail", "il reste Ã faire"]
+    damaged += ["voilÃ le travail", "il reste Ã faire", misread(misread(misread("café")))]
     got = [d["text"] for d in clean(work, [json.dumps({"text": t}) + "\n" for t in damaged])]
-    want = right * 2 + ["voilà le travail", "il reste à faire"]
+    want = right * 2 + ["voilà le travail", "il reste à faire", "café"]
     wrong = [(a, b) for a, b in zip(want, got, strict=True) if a != unicodedata.normalize("NFC", b)]
     check(not wrong, f"not repaired: {wrong}")

@@ -28,6 +28,9 @@ def test_quality(work):
     run(train, f"{work}/half.bin", "--held-out", 0.5, f"s={work}/web.jsonl")
     models = [open(f"{work}/{name}.bin", "rb").read() for name in ("model", "half")]
     check(models[0] != models[1], "what is held out is not learned")
+    write(f"{work}/fewer.jsonl", texts(coarse, 100))
+    run(train, f"{work}/half.bin", "--held-out", 0.5, f"s={work}/fewer.jsonl")
+    check(open(f"{work}/half.bin", "rb").read() != models[1], "other documents are learned anew")
     run(train, f"{work}/again.bin", f"s={work}/web.jsonl", ranks=2)
     check(
         open(f"{work}/model.bin", "rb").read() == open(f"{work}/again.bin", "rb").read(),
@@ -105,6 +108,9 @@ def test_quality(work):
     check(
         80 < len(read(f"{work}/f/s/n.jsonl")) < 160, "documents whose id is null are drawn each"
     )  # 118 +- 9
+    write(f"{work}/n.jsonl", [{"text": "x", "meta": {"quality": "1"}}, {"text": "y", "meta": {}}])
+    filtered(f"s={work}/n.jsonl")
+    check([d["text"] for d in read(f"{work}/f/s/n.jsonl")] == ["x"], "a quality that is a string")
     run("quality", "filter", "--output", f"{work}/f", f"s={work}/good.jsonl")
     check(
         counts(f"{work}/f", "filter")["s"]["without a quality from 0 to 1"] == 300,

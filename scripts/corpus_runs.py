@@ -164,7 +164,10 @@ def test_changes(work):
     for merges in ("x x\n", "x x\nxx xx\n"):
         with open(f"{work}/v.bpe", "w") as f:
             f.write("#version: 0.2\n" + merges)
-        sizes.append(os.path.getsize(encoded(f"{work}/v.bpe")))
+        written = encoded(f"{work}/v.bpe")
+        sizes.append(os.path.getsize(written))
+        same = open(written.replace(".bin", ".vocab.bpe")).read() == open(f"{work}/v.bpe").read()
+        check(same, "the vocabulary stands beside its tokens")
     check(sizes[1] < 0.6 * sizes[0], f"another vocabulary under the same name: {sizes}")
     encoded("bytes")
     with open(out, "r+") as f:
@@ -184,6 +187,7 @@ def test_damaged_frames(work):
     frames = [subprocess.run(["zstd", "-c", p], capture_output=True, check=True).stdout for p in parts]
     for name, data, kept in (
         ("whole", frames[0] + frames[1], 100),
+        ("skippable", b"\x50\x2a\x4d\x18\4\0\0\0abcd" + frames[0] + frames[1], 100),
         ("junk", frames[0] + b"junk" * 10 + frames[1], 100),
         ("cut", frames[0][:-40] + frames[1], 50),
         ("truncated", frames[0] + frames[1][:-40], 50),
@@ -194,7 +198,7 @@ def test_damaged_frames(work):
         done = subprocess.run([CORPUS, *words.split()], env=ENVIRONMENT, capture_output=True, text=True)
         got = len(read(f"{work}/{name}/s/{name}.jsonl"))
         warned = "damaged or truncated parts" in done.stderr
-        right = done.returncode == 0 and kept <= got and warned == (name != "whole")
+        right = done.returncode == 0 and kept <= got and warned == (name not in ("whole", "skippable"))
         check(right, f"{name}: {got} {done.stderr}")
 
 
@@ -232,6 +236,18 @@ def test_run(work):
         and sum(s.get("split", 0) + s.get("trimmed", 0) + s.get("nothing left", 0) for s in c.values()) > 20,
         f"{removed} duplicates, {c}",
     )
+
+    told, blend = open("out/report.md").read(), open("out/tokens/train.blend").read()
+    for name, s in counts("out/clean", "clean").items():
+        share = f"{100 * s['kept'] / s['documents']:.1f} %"
+        row = f"{s['documents']} | {s['kept']} | {share} | {s['characters']:,} | {s['kept characters']:,} |"
+        check(f"| {name} | clean | {row}" in told, f"the report has no {row}: {told}")
+    for name, s in counts("out/tokens", "tokens").items():
+        documents, n = (s[k] + s[f"validation {k}"] for k in ("documents", "tokens"))
+        row = f"| {name} | tokens | {documents} | | | | | {n:,} tokens |"
+        check(row in told, f"the report has no {row}: {told}")
+    weights = re.findall(r"^(\S+) (\S+)\.train\.bin$", blend, re.M)
+    check(weights == [("0.6", "wikipedia"), ("0.3", "cc-2021-04"), ("0.1", "own")], f"weights: {blend}")
 
     for step in ("clean", "filter", "dedup"):  # all that goes in comes out or is counted
         for name, s in counts(f"out/{step}", step).items():
@@ -327,6 +343,10 @@ def test_run(work):
     open("b.conf", "w").write("output two\nset own jsonl own.jsonl\nmodel out/classifier/model.bin\n")
     run("run", "b.conf")
     check(os.path.exists("two/tokens/own.bin") and not os.path.exists("two/score"), "a run without a crawl")
+    run("run", "corpus.conf", "--output", "two")
+    run("run", "b.conf")
+    told = re.findall(r"^\| (?!set)\S+ \| (\w+) \|", open("two/report.md").read(), re.M)
+    check(told == ["clean", "dedup", "tokens"], f"what other settings left is not reported: {told}")
     with open("out/classifier/model.bin", "r+b") as f:
         f.truncate(1000)
     run("run", "corpus.conf")
@@ -391,6 +411,12 @@ def test_bad_input(work):
     run(f"clean --language any --output {work}/c --compress none b={work}/some/*")
     found = sorted(name for name in os.listdir(f"{work}/c/b") if not name.endswith(".counts"))
     check(found == ["a.jsonl", "b.jsonl"], f"files of a set: {found}")
+    with open(f"{work}/some.conf", "w") as f:  # a set of two patterns, of which one says the weight
+        f.write(f"language any\nset a jsonl {work}/a.jsonl weight 1\nset b jsonl {work}/some/a*\n")
+        f.write(f"set b jsonl {work}/some/b* weight 2\n")
+    run(f"run {work}/some.conf --output {work}/t")
+    blend = open(f"{work}/t/tokens/train.blend").read().splitlines()[1:]
+    check(blend == ["1 a.bin", "2 b.bin"], f"weights: {blend}")
     os.makedirs(f"{work}/two")
     write(f"{work}/two/a.jsonl", ["y"])
     run(f"clean --output {work}/o s={work}/a.jsonl s={work}/two/a.jsonl", fails="the same name in one set")
@@ -410,6 +436,11 @@ def test_bad_input(work):
 
     write(f"{work}/b[1].jsonl", ["a name with brackets " * 20])
     run(f"clean --output {work}/o --compress none --language any s={work}/b[1].jsonl")
+
+    os.makedirs(f"{work}/n=1")
+    write(f"{work}/n=1/a.jsonl", ["a folder with ="])
+    run(f"clean --output {work}/o --compress none --language any {work}/n=1/a.jsonl")
+    check(len(read(f"{work}/o/all/a.jsonl")) == 1, "a path with = names no set")
 
     for text, says in (
         (f"set a jsonl {work}/a.jsonl weight 0", "weight 0: expected one above 0"),
