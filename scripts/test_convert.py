@@ -60,11 +60,12 @@ def read_safetensors(path):
     return out
 
 
-def write_safetensors(path, tensors):
+def write_safetensors(path, tensors, dtype="F32"):
     header, body = {}, b""
     for name, (shape, values) in tensors.items():
-        data = struct.pack(f"<{len(values)}f", *values)
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(body), len(body) + len(data)]}
+        stored = map(bf16, values) if dtype == "BF16" else values
+        data = struct.pack(f"<{len(values)}{dict(F64='d', F32='f', F16='e', BF16='H')[dtype]}", *stored)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(data)]}
         body += data
     text = json.dumps(header).encode()
     open(path, "wb").write(struct.pack("<Q", len(text)) + text + body)
@@ -260,6 +261,17 @@ def test_nanogpt(work, tensors):
     said = good("convert", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/nano")
     check("GELU uses erf" in said, "the difference is said")
     check(export(work, "nano") == tensors, "a model of nanoGPT is the same to the last bit")
+    # the other types: subnormal and the largest numbers too
+    shape, values = linear["wpe.weight"]
+    odd = {"wpe.weight": (shape, [-3e-6, 65504.0, 2.0**-24, -0.75] + values[4:])}
+    as_half = lambda x: struct.unpack("<e", struct.pack("<e", x))[0]  # noqa: E731
+    as_float = lambda x: struct.unpack("<f", struct.pack("<f", x))[0]  # noqa: E731
+    as_bf16 = lambda x: struct.unpack("<f", struct.pack("<I", bf16(x) << 16))[0]  # noqa: E731
+    for dtype, rounded in (("F64", as_float), ("F16", as_half), ("BF16", as_bf16)):
+        write_safetensors(path, {**linear, **odd}, dtype)
+        good("convert", "--from-nanogpt", path, "--heads", NH, "--to", f"{work}/nano-{dtype}")
+        want = {k: (shape, [rounded(x) for x in values]) for k, (shape, values) in {**tensors, **odd}.items()}
+        check(export(work, f"nano-{dtype}") == want, f"a model in {dtype}")
     # rows that are no tokens, as nanoGPT has them behind GPT-2's
     padded = ([V + 7, C], linear["wte.weight"][1] + [0.5] * 7 * C)
     tied = {name: padded for name in state if name.endswith(("wte.weight", "lm_head.weight"))}
@@ -316,6 +328,10 @@ def test_nanogpt(work, tensors):
         ("layer_norm_epsilon", 1e-6, "has layer_norm_epsilon 1e-06, this program computes 1e-5"),
         ("n_inner", 3 * C, f"has n_inner {3 * C}, this program computes 4 * n_embd"),
         ("scale_attn_by_inverse_layer_idx", True, "has scale_attn_by_inverse_layer_idx true"),
+        ("scale_attn_weights", False, "has scale_attn_weights false, this program computes true"),
+        ("add_cross_attention", True, "has add_cross_attention true, this program computes false"),
+        ("tie_word_embeddings", False, "has tie_word_embeddings false, this program computes true"),
+        ("model_type", "llama", "has model_type llama, this program computes gpt2"),
         ("activation_function", "relu", "has activation_function relu, this program computes gelu_new"),
     ):
         json.dump({**config, key: value}, open(f"{folder}/config.json", "w"))
@@ -364,6 +380,8 @@ def test_tokenizers(work, _tensors):
         f.write("#version: 0.2\n" + "".join(f"a {c}\n" for c in "bcd"))
     options = ["--vocabulary", f"{work}/vocab.bpe", "--output", f"{work}/merged"]
     good("tokenize", *options, f"{work}/text.txt")
+    same = open(f"{work}/merged.vocab.bpe").read() == open(f"{work}/vocab.bpe").read()
+    check(same, "the vocabulary stands beside its tokens")
     sizes = ["--layers", 1, "--hidden", 8, "--heads", 1, "--sequence", 8, "--batch", 1, "--steps", 1]
     words = ["--train", f"{work}/merged.bin", *sizes, "--tokenizer", f"{work}/vocab.bpe"]
     good("train_gpt", *words, "--save", f"{work}/merged")
@@ -414,6 +432,7 @@ def test_tokenizers(work, _tensors):
     for text, says in (
         ('{"text": ""}\n{"text": ""}\n', "there is no text: 2 documents, all empty"),
         ("BZh91AY&SY", "is bzip2"),
+        ('{"text": "a", "prompt": "b", "answer": "c"}', 'has "text", "prompt" and "answer": leave out'),
     ):
         with open(f"{work}/odd.jsonl", "w") as f:
             f.write(text)
@@ -440,6 +459,10 @@ def test_tokenizers(work, _tensors):
         f.write((json.dumps({"text": "a" * 100}) + "\n") * 30000 + "wrong\n")
     wrong = ["--vocabulary", "bytes", "--output", f"{work}/wrong", f"{work}/wrong.jsonl"]
     refused("wrong.jsonl line 30001: ", *wrong, program="tokenize")
+    open(f"{work}/odd.jsonl", "w").write('{"text": "a"}\nwrong\n')
+    wrong = ["--vocabulary", "bytes", "--output", f"{work}/wrong", f"{work}/own.jsonl", f"{work}/odd.jsonl"]
+    open(f"{work}/own.jsonl", "w").write('{"text": "a"}\n' * 3)
+    refused("odd.jsonl line 2: ", *wrong, program="tokenize")  # of the second file
     with open(f"{work}/blanks.bpe", "w") as f:  # which part of a text is encoded at once changes nothing
         f.write("#version: 0.2\n\u0120 \u0120\n")
     with open(f"{work}/blanks.txt", "w") as f:
@@ -451,6 +474,19 @@ def test_tokenizers(work, _tensors):
     check(os.path.exists(f"{work}/odd.answers"), "answers")
     decoded_of("odd.txt", "a text")
     check(not os.path.exists(f"{work}/odd.answers"), "no answers of other tokens stay")
+    open(f"{work}/empty.txt", "w").close()
+    got = decoded_of("odd.txt", "a text", f"{work}/empty.txt", f"{work}/odd.txt")
+    check(got == "a text<|endoftext|><|endoftext|>a text", f"a file is a document, be it empty: {got}")
+    decoded_of("odd.txt", "a word " * 1000)
+    whole = ["--vocabulary", "bytes", "--validation", 0.1, f"{work}/odd.txt"]
+    good("tokenize", *whole, "--output", f"{work}/cut")
+    held = len(good("tokenize", "--decode", f"{work}/cut.validation.bin"))
+    check(690 < held < 710, f"a tenth of 7,000 characters is held out: {held}")
+    lines, held = "".join(f'{{"text": "{i}"}}\n' for i in range(100)), []
+    for seed in (1, 2):
+        decoded_of("odd.jsonl", lines, "--validation", 0.5, "--seed", seed)
+        held.append(good("tokenize", "--decode", f"{work}/odd.validation.bin"))
+    check(held[0] != held[1], f"another seed holds others out: {held}")
 
     for line, says in (
         ('{"context": "a", "continuations": ["b", "c"]}', 'has no "gold", which --shots need'),
@@ -460,6 +496,40 @@ def test_tokenizers(work, _tensors):
             f.write(line + "\n" + line.replace('"a"', '"b"') + "\n")
         given = ["--task", "requests", "--from", f"{work}/shots.jsonl", "--vocabulary", "bytes"]
         refused(says, *given, "--output", f"{work}/shots.eval", "--shots", "1", program="tasks")
+
+    # what acc_norm divides by: characters without the leading blank; RACE's four options, and again behind
+    # what stands before any answer
+    def asked_of(*words, made="made.eval"):
+        good("tasks", "--vocabulary", "bytes", "--output", f"{work}/made.eval", *words)
+        data = open(f"{work}/{made}", "rb").read()
+        documents, n, _, about = struct.unpack_from("<4Q", data, 16)
+        begin = 64 + about + 48 * documents
+        requests = [struct.unpack_from("<5q", data, begin + 40 * i) for i in range(n)]
+        return json.loads(data[64 : 64 + about]), requests
+
+    with open(f"{work}/own.jsonl", "w") as f:
+        for context in "ab":
+            one = {"context": context, "continuations": [" \u00e9 b", "c"], "gold": 0}
+            f.write(json.dumps(one) + "\n")
+    requested = ["--task", "requests", "--from", f"{work}/own.jsonl", "--shots", 1, "--limit", 1]
+    about, made = asked_of(*requested)
+    check([each[4] for each in made] == [3, 1], f"characters of one document's continuations: {made}")
+    check(made[0][0] == made[1][0], f"one context, one list of tokens: {made}")
+    check(about["shots"] == 1 and about["priors"] is False, f"what is asked: {about}")
+    for split, n in (("test", 2), ("train", 10)):
+        os.makedirs(f"{work}/of/race/{split}/high")
+        for i in range(n):
+            article = {"article": f"{i}", "questions": ["Q"], "answers": ["A"], "options": [list("abcd")]}
+            Path(f"{work}/of/race/{split}/high/{i}.txt").write_text(json.dumps(article))
+    about, made = asked_of("--task", "race", "--from", f"{work}/of/race", "--form", "mtnlg", "--limit", 1)
+    wanted = [len("Article: A\n\nQ\nAnswer:")] * 4 + [len("Answer:")] * 4
+    good_lengths = [each[1] for each in made] == wanted and about["priors"] is True
+    check(good_lengths, f"contexts, and what stands before any answer: {made} {about}")
+    os.remove(f"{work}/made.eval")
+    every = ["--task", "all", "--from", f"{work}/of", "--form", "mtnlg", "--limit", 1, "--shots", "few"]
+    about, made = asked_of(*every, made="made.eval/race-mtnlg.eval")
+    shown = about["form"], about["shots"], len(made)
+    check(shown == ("mtnlg", 10, 8), f"of all tasks, as many shots as were published: {about}")
 
     # one's own requests are encoded as lm-evaluation-harness does: white space at a context's end belongs to
     # the continuation, and a merge across the border is refused
@@ -484,6 +554,7 @@ def test_tokenizers(work, _tensors):
     resumed = ["--resume", f"{work}/merged", "--steps", 2, "--save", "no"]
     for says, arguments in (
         ("files of one set must agree", ["--train", merged, tokens, *sizes]),
+        ("sets of one blend must agree", ["--train", f"1:{merged}", f"1:{tokens}", *sizes]),
         ("is in tokens of vocabulary bpe", [*words, "--validation", tokens]),
         ("is in tokens of vocabulary bpe", [*resumed, "--train", tokens, "--other-data", "yes"]),
         ("is in tokens of vocabulary bpe", [*resumed, "--train", merged, "--validation", tokens]),
@@ -560,6 +631,9 @@ def test_tokenizers(work, _tensors):
         check(same[0] == same[1], f"tokens by tokenizer.json, {name}")
         export(work, f"alone-{name}")
         check(json.load(open(f"{work}/alone-{name}-hf/vocab.json")) == ids, f"{name}: it comes back")
+    other_end = {**whole, "added_tokens": [{**end, "content": "</s>"}]}
+    open(f"{alone}/tokenizer.json", "w").write(json.dumps(other_end))
+    refused('has "content" </s>', *written, program="tokenize")
 
     open(f"{alone}/tokenizer.json", "w").write(json.dumps({**whole, "added_tokens": [{**end, "id": 7}]}))
     refused("has token 7 \"<|endoftext|>\", GPT-2's order", *written, program="tokenize")
