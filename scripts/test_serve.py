@@ -301,21 +301,26 @@ def test_choices(_work):
         check(says in said, f"{str(body)[:60]}: {said[:200]}")
 
 
+def answered(work, lines, batch):
+    """What the program says to these lines, of which the last has no end, behind its first."""
+    words = ["--resume", f"{work}/model", "--generate", "-.jsonl", "--batch", batch]
+    with open(f"{work}/lines.jsonl", "w") as f:
+        f.write("\n".join(map(json.dumps, lines)))
+    with open(f"{work}/lines.jsonl") as f:
+        done = limited([f"{BUILD}/train_gpt", *words], 60, env=environment, stdin=f)
+    return [json.loads(line) for line in done.stdout.splitlines()[1:]]
+
+
 def test_lines(work):
     """Requests as lines, all there before the first answer (layers/inference/serve.h)."""
     text = {"id": 1, "prompt": "ab", "tokens": 40, "temperature": 0}
     score = {"prompt": "ab cd ab", "tokens": 0, "echo": True, "logprobs": 1}
     lines = [text, *({**score, "id": i} for i in range(2, 22))]
-    for wrong in ({"echo": 1}, {"logprobs": 1 << 32}, {"logprobs": -1}):
+    for wrong in ({"echo": 1}, {"logprobs": 1 << 32}, {"logprobs": -1}, {"samples": 129}):
         lines.append({**text, "id": 30, **wrong})
     lines += [{**text, "id": 40}, {"cancel": 40}]  # before it has a place
-    words = ["--resume", f"{work}/model", "--generate", "-.jsonl", "--batch", "2"]
-    with open(f"{work}/lines.jsonl", "w") as f:
-        f.writelines(json.dumps(line) + "\n" for line in lines)
-    with open(f"{work}/lines.jsonl") as f:
-        done = limited([f"{BUILD}/train_gpt", *words], 60, env=environment, stdin=f)
-    said = [json.loads(line) for line in done.stdout.splitlines()[1:]]
-    check(sum("error" in line for line in said) == 3, "what is no echo, and no number of logprobs")
+    said = answered(work, lines, 2)
+    check(sum("error" in line for line in said) == 4, "what is no echo, and no number of logprobs, samples")
     of_40 = [line for line in said if line["id"] == 40]
     check(of_40 == [{"id": 40, "sample": 0, "stopped": "cancelled"}], f"cancelled, waiting: {of_40[:3]}")
 
@@ -326,6 +331,17 @@ def test_lines(work):
     check(kinds[:last].count("prompt") == 20, "they are scored while it is drawn")
     longest = max(len(list(run)) for kind, run in itertools.groupby(kinds[:last]) if kind == "prompt")
     check(longest <= 2, f"{longest} prompts scored between two tokens")
+
+    # texts without a seed differ; of all that are drawn at once, each has its own log-probabilities
+    greedy = {"tokens": 2, "temperature": 0, "logprobs": 1}
+    lines = [{"id": i, "prompt": "ab", "tokens": 12, "samples": 2} for i in (1, 2)]
+    lines += [{**greedy, "id": 3, "prompt": "ab"}, {**greedy, "id": 4, "prompt": "ab a"}]
+    drawn = [line for line in answered(work, lines, 6) if "token" in line]
+    of = lambda i, s: tuple(t["token"] for t in drawn if (t["id"], t["sample"]) == (i, s))  # noqa: E731
+    texts = {of(i, s) for i in (1, 2) for s in (0, 1)}
+    check(len(texts) == 4 and of(3, 0) != of(4, 0), f"texts without a seed: {texts}")
+    own = [t["top"] == [[t["token"], t["logprob"]]] for t in drawn if "logprob" in t]
+    check(own == [True] * 4, f"the likeliest token is drawn: {own}")
 
 
 def test_standard_input(work):
