@@ -225,6 +225,7 @@ void test_tokenizer() {
                                                                     "English");
     check(words("'S don'T 've'd") == W({"'", "S", " don", "'", "T", " '", "ve", "'d"}),
           "contractions are lower case, without a space");
+    check(words("I'm you're don't'd") == W({"I", "'m", " you", "'re", " don", "'t", "'d"}), "contractions");
     check(words("\xc3\xa9t\xc3\xa9 \xe4\xbd\xa0\xe5\xa5\xbd \xc2\xbd\xe2\x82\xac") ==
               W({"\xc3\xa9t\xc3\xa9", " \xe4\xbd\xa0\xe5\xa5\xbd", " \xc2\xbd", "\xe2\x82\xac"}),
           "letters, numbers and signs beyond ASCII");

@@ -89,7 +89,7 @@ void test_plan_mtnlg() {
 // stages that are alike, over links that take no time: the formulas of the bubble are exact
 void test_plan_simulation() {
     auto play = [](PipelineShape s, double forward, double backward, double message, double last = 0,
-                   double reports = 0) {
+                   double reports = 0, double at_end = 0, double of_bucket = 0) {
         std::vector<StageRun> runs(s.p);
         auto part = [](double seconds) {
             StepPart out;
@@ -106,7 +106,10 @@ void test_plan_simulation() {
             run.forward.assign(s.chunks, all_alike(part(forward / s.chunks)));
             run.backward.assign(s.chunks, all_alike(part(backward / s.chunks)));
             for (auto& each : run.message) each = part(message);
+            run.clear = run.reduce = run.tied = run.norm = part(at_end);
         }
+        for (auto& [which, each] : runs.front().backward.front())
+            if (which.is_last) each.pieces[0].beside = {{0, of_bucket}};
         for (auto& [which, each] : runs.back().backward.back()) each.pieces[0].seconds += last;
         return Simulator(all_stages(s), runs, reports).run();
     };
@@ -133,6 +136,10 @@ void test_plan_simulation() {
     Simulation s = play({4, 8, 1, 8}, 1, 2, 0);
     more = play({4, 8, 1, 8}, 1, 2, 0, 0, 0.5).seconds - s.seconds;
     check(std::abs(more - 0.5) < 1e-9, text("reports of half a second: %g", more));
+    more = play({4, 8, 1, 8}, 1, 2, 0, 0, 0, 0.5).seconds - s.seconds;
+    check(std::abs(more - 4 * 0.5) < 1e-9, text("clear, reduce, tied and norm of half a second: %g", more));
+    more = play({4, 8, 1, 8}, 1, 2, 0, 0, 0, 0, 5).seconds - s.seconds;
+    check(std::abs(more - 5) < 1e-9, text("a bucket's reduction of 5 seconds, behind the last: %g", more));
     check(std::abs(s.idle() - 3.0 / 11) < 1e-9, text("idle %g", s.idle()));
     bool apart = true;
     for (auto& a : s.spans)
@@ -176,6 +183,13 @@ void test_plan_hosts() {
     refuses("choose one of dgx-a100", [&] { plan_of("--hardware dgx"); });
     refuses("did you mean rtx-4090?", [&] { plan_of("--hardware rtx4090"); });
     refuses("memory=80 is 80 GB", [&] { plan_of("--hardware memory=24e9,tflops=165,bandwidth=1008"); });
+    Hardware own = find_hardware("memory=24,tflops=165,bandwidth=1008,gpus=3,link=5,network=7");
+    check(own.gpu.memory == 24e9 && own.gpu.peak == 165e12 && own.gpu.bandwidth == 1008e9 &&
+              own.node == 3 && own.nvlink == 5e9 && own.network == 7e9, "a machine by its numbers");
+    refuses("has no FP8 GEMMs", [&] { plan_of("--hardware dgx-a100 --model 124M --fp8 yes"); });
+    const std::string one = "--hardware dgx-h100 --model 1.3B --batch 8 --micro-batch 8 --fp8 ";
+    double share = plan_of(one + "yes").step().seconds / plan_of(one + "no").step().seconds;
+    check(share > 0.5 && share < 0.85, text("a step in fp8 takes %g of one in bf16", share));
     refuses("expected FILE.json", [&] { plan_of("--timeline x.png"); });
     refuses("expected nothing, search or published", [&] { resolved_plan("all"); });
 }
