@@ -300,13 +300,21 @@ void check_search(const std::string& words, int ranks) {
     while (std::getline(lines, line)) {
         int t, d, pipe, v, b;
         char recompute[16];
-        double s;
-        if (sscanf(line.c_str(), "%d %d %d %d %d %15s %lf", &t, &d, &pipe, &v, &b, recompute, &s) != 7)
-            continue;
+        double s, tflops, mfu, gb, idle, calls;
+        if (sscanf(line.c_str(), "%d %d %d %d %d %15s %lf %lf %lf%% %lf %lf%% %lf%%", &t, &d, &pipe, &v, &b,
+                   recompute, &s, &tflops, &mfu, &gb, &idle, &calls) != 12) continue;
         Plan one = plan_of(words + text("--tensor-parallel %d --pipeline-parallel %d --pipeline-chunks %d "
                                         "--micro-batch %d --recompute %s", t, pipe, v, b, recompute));
         bool same = std::abs(one.step().seconds - s) < 0.006;
         check(t * d * pipe == ranks && same && s >= before && s > 0.1, line);
+        double of_each = one.step().seconds * ranks, peak = one.hardware.gpu.peak;
+        auto shown = [](double is, double wanted) { return std::abs(is - wanted) < 0.051; };
+        bool full = !strcmp(recompute, "full");
+        check(shown(tflops, model_flops(one.shape, one.o.batch, full) / of_each * 1e-12) &&
+                  shown(mfu, 100 * model_flops(one.shape, one.o.batch, false) / of_each / peak) &&
+                  shown(gb, one.gpu_bytes() * 1e-9) && shown(idle, 100 * one.step().idle()) &&
+                  shown(calls, 100 * tensor_share(one)),
+              "the numbers beside it: " + line);
         before = s;
         listed++;
     }
