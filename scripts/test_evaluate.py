@@ -258,6 +258,13 @@ for option, value in (("temperature", 0.4), ("top-k", 2), ("top-p", 0.3), ("repe
     plain = lambda said: re.sub("[^\0-\x7f]+", "?", said)  # noqa: E731
     same = plain(out) == plain("ab ab" + json.loads(answer)["text"] + "\n")
     check(same and out != want.stdout, f"--{option} {value}: {out} {answer} {want.stdout}")
+# a full window goes on from its later half alone, as that half as a prompt does
+full = ("ab cd " * 6)[:32]
+greedy = [*written[:-1], "--temperature", "0", "--sample-tokens"]
+both = run(1, [*greedy, "17", "--generate", full]).stdout[:-1]
+half = both[17:33]
+later = run(1, [*greedy, "16", "--generate", half]).stdout[:-1]
+check(len(both) == 49 and both[17:] == later, f"behind a full window: {both!r}, by itself {later!r}")
 outside, inside = pty.openpty()
 typed = subprocess.Popen(
     [f"{build}/train_gpt", *written, "-"], stdin=inside, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
