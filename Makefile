@@ -3,7 +3,7 @@
 
 DEVICE    ?= auto
 PRECISION ?= auto
-ARCH      ?= native
+ARCH      := native
 SANITIZE  ?=
 CXX       ?= g++
 MULTIARCH := $(shell $(CXX) -print-multiarch 2>/dev/null)

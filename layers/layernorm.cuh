@@ -71,7 +71,7 @@ struct LayerNormBackward {
     real *dw, *db;
     const floatX *dy, *x, *w;
     NormStats stats;
-    real* column_scratch;  // ln_scratch(C) values
+    real* column_scratch;  // ln_scratch(C) values: (2, groups, C), and scratch to sum over the groups
     int N, C;
     bool accumulate;
 

@@ -14,6 +14,11 @@ if [ -n "$given" ] && [ "$(stat -c %s "$given")" -lt 20000 ]; then
     echo "demo.sh: $1: has $(stat -c %s "$given") bytes, but learning needs at least 20000" >&2
     exit 1
 fi
+exec 9>> .demo.lock
+if ! flock -n 9; then
+    echo "demo.sh: another demo runs in this checkout: wait for it, or use another clone" >&2
+    exit 1
+fi
 bash scripts/install.sh
 
 echo "== build"

@@ -4,7 +4,7 @@
 set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,3s/^# //p' "$0"; exit ;; esac
 [ $# = 1 ] || { sed -n '2,3s/^# //p' "$0"; exit 1; }
-exec python3 - "$1" << 'PYTHON'
+exec python3 -I - "$1" << 'PYTHON'
 import json
 import os
 import sys

@@ -67,13 +67,21 @@ inline void check_standard_output() {
         fail("standard output: cannot be written: it is closed, or its disk is full");
 }
 
+// the file that a symbolic link names: it is written, and the link stays
+inline std::string behind_links(const std::string& name) {
+    std::error_code failed;
+    if (!std::filesystem::is_symlink(name, failed)) return name;
+    auto real = std::filesystem::weakly_canonical(name, failed);
+    return failed ? name : real.string();
+}
+
 struct FileWriter {
     std::string path, partial;
     int fd = -1;
     size_t written = 0;
     bool keeps_partial = false;  // where it is not finished
 
-    explicit FileWriter(const std::string& path) : path(path), partial(path + ".partial") {
+    explicit FileWriter(const std::string& name) : path(behind_links(name)), partial(path + ".partial") {
         struct stat info;
         if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode))
             fail("%s: is not a regular file, and would be replaced: give another name", path.c_str());

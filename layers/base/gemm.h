@@ -63,7 +63,8 @@ size_t gemm_workspace();
 void take_gemm_workspace(Stream);
 std::string gemm_library();
 // whether run(true), by an epilogue, is faster than run(false), with a kernel for its work: timed at the
-// start, or the choice of the checkpoint or cache; `by_default` where there is none
+// start, or the choice of the checkpoint or cache; `by_default` where there is none. In a step this looks
+// the choice up, and does not call `run`
 bool fused_is_faster(const char* what, const Gemm<floatX>& fused_gemm, Stream,
                      const std::function<void(bool)>& run, bool by_default = false);
 }  // namespace gpu

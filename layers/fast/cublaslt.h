@@ -39,7 +39,8 @@ uint32_t address_bits(const T* p, long stride) {
     return (uint32_t)((uintptr_t)p | (uintptr_t)(stride * (long)sizeof(T)) | 256);
 }
 
-// a GEMM as cuBLASLt describes it: A is the caller's b, B the caller's a; C also describes its result, D
+// A GEMM as cuBLASLt, whose matrices are column-major, describes it: A is the caller's b, B the caller's a; C
+// also describes its result, D. For y = x w^T + residual: A = w (transposed), B = x, C = residual, D = y
 struct MatmulDescriptor {
     cublasLtMatmulDesc_t gemm;
     cublasLtMatrixLayout_t A, B, C;

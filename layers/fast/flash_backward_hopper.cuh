@@ -4,12 +4,15 @@
 //   registers as the A operand of dv and dk. ds goes through shared memory, two tiles in turn, for dq = ds k,
 //   of which each warpgroup computes 64 columns (64 rows if HS is 64). While the tensor cores go on, one
 //   thread for each warpgroup adds its dq to global memory when the block's turn comes: the order is always
-//   the same. Block 0, whose turn is the last, reads the sum of the others and writes dq itself.
+//   the same. Block 0, whose turn is the last, reads the sum of the others and writes dq itself. With three
+//   blocks (T = 384), of the queries on block 2's diagonal block 2 stores its dq (turn 0), block 1 adds to it
+//   (turn 1), and block 0 reads the sum (turn 2).
 //     keys       mbarrier: the block's k and v have arrived
 //     full       mbarrier of a stage: its queries, dout and their terms have arrived
 //     free       mbarrier of a stage: eight warps are done with it
 //     dq_full    mbarrier of a warpgroup: its dq is in shared memory
-//     dq_free    mbarrier of a warpgroup: it has been read there
+//     dq_free    mbarrier of a warpgroup: it has been read there, or was never written: a new mbarrier's
+//                phase of parity 1 counts as ended
 //     barriers   1: ds is complete (at the end: the column sums); 2, 3: a warpgroup may read the others' sum
 //   communicates: nothing    cost: that of flash_attention.cuh
 //   gpu: bf16, HS 64, 80, 96 or 128, any T

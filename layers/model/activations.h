@@ -42,7 +42,8 @@ struct Setup {
     bool bf16_moments = false;    // AdamW's moments are bf16; otherwise real
     bool master_weights = true;   // false: the bf16 parameters are the only copy of the weights
     bool several_micro_batches = false;  // some step has more than one (see sums_wte_apart())
-    bool loss_in_backward = false;  // forward keeps no logits: backward computes logits and loss itself
+    // forward keeps no logits, backward computes logits and loss itself: --loss-chunk, or some pipelines
+    bool loss_in_backward = false;
     int micro_batches = 1;        // most in a step or a round of evaluation; each has its tokens and losses
     int logit_rows_held = 0;      // rows of logits held at once; 0: all
     int optimizer_shards = 1;     // data-parallel ranks that the optimizer state is sharded over

@@ -99,7 +99,8 @@ struct Optimizer {
                        options.clip};
     }
 
-    // call(AdamWState): its values start at `at` in the flat buffers, at `state_offset` in low_bits, m and v
+    // call(AdamWState<real, true>, say): its values start at `at` in the flat buffers, at `state_offset` in
+    // low_bits, m and v
     template <class Function>
     void with_state(const Model& model, long at, long state_offset, Function call) const {
         floatX* parameters = model.weights + at;

@@ -27,7 +27,7 @@ struct Model {
     floatX* weights = nullptr;
     real* gradients = nullptr;
     // wte's gradient has two parts, from the lookups and, as wte is also the LM head, from the logits. This
-    // receives the logits' part:
+    // (place_gradients(), run/allocate.h) receives the logits' part, which micro-batch 0 sets:
     //   p > 1: gradient(wte) of the last stage's copy; nullptr elsewhere
     //   p = 1, and one micro-batch in every step: gradient(wte), to which the lookups then add
     //   p = 1, and several: a buffer of its own, added to gradient(wte) after the last micro-batch
@@ -122,7 +122,7 @@ struct Model {
 struct StepSamples {
     uint64_t first = 0;  // index in the run of the step's first sample
     int batch = 0, micro_batches = 0;  // of the step: the global batch, and its micro-batches per replica
-    int token_buffer = 0;              // which of Model.host_tokens holds their tokens
+    int token_buffer = 0;  // which of Model.host_tokens has their tokens: the one that the last step did not
     std::vector<SetChoice> chosen;     // of the global batch
     std::vector<uint64_t> counted;     // tokens of the global batch whose losses count, by set of the blend
 
@@ -203,7 +203,8 @@ inline void await_lm_head(Model& model) {
 
 // The chunk's input, or in the first chunk the tokens -> in_flight.y. attention(a, w) computes steps 1 to 3
 // of a block, whose parameters have arrived: block_attention or, of packed batches, packed_attention.
-// positions: of the tokens; nullptr: 0 to T - 1 in a sequence
+// positions: of the tokens; nullptr: 0 to T - 1 in a sequence. The residual stream goes from input.x to the
+// x of blocks 1, 2, … and to y; block 0's own x is input.x (MicroBatch::block)
 template <class Attention>
 void layers_forward(Model& model, const MicroBatch& mb, const LayerContext& ctx, const int* positions,
                     Attention attention) {

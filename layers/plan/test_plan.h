@@ -251,6 +251,11 @@ void test_plan_advice() {
     }
     check(quoted("a b'c") == "'a b'\\''c'" && quoted("data.bin") == "data.bin", "words for a shell");
     refuses("is not a regular file", [] { FileWriter file("/dev/null"); });
+    std::string real = scratch_folder + "/real", link = scratch_folder + "/link";
+    write_file(real, "a");
+    fs::create_symlink(real, link);
+    write_file(link, "b");
+    check(fs::is_symlink(link) && MappedFile(real).view() == "b", "a link's file is written, the link stays");
     refuses("give --plan without search", [] { resolved_plan("search --hosts x"); });
     refuses("choose one of dgx", [] { resolved_plan("--hardware foo"); });
     refuses("leave --hardware out", [] { resolved_plan("published --hardware dgx-a100"); });

@@ -29,7 +29,7 @@ struct Options : OptimizerOptions {
     std::vector<std::string> train, validation, evaluate;
     std::string tokenizer;
 
-    int batch = 8, micro_batch = 0, ramp_start = 0, ramp_increment = 0;
+    int batch = 8, micro_batch = 0, ramp_start = 0, ramp_increment = 0;  // micro_batch 0: at most 4
     long ramp_tokens = 0;
 
     long steps = 0, until_tokens = 0;

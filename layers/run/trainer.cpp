@@ -135,7 +135,8 @@ void enqueue_step(const Run& run, Trainer& trainer, const StepSamples& samples,
         update();
     };
 
-    // listeners: those of the first step (plan/invariants.h), of --trace, --record, --profile
+    // listeners: those of the first step (plan/invariants.h), of --trace, --record, --profile; StepObserver
+    // adds and removes them (plan/observe.cpp)
     if (!trainer.uses_graph || !listeners.empty() || repeats || initialises) step();
     else enqueue_as_graph(model, trainer, samples, step);
 }
