@@ -24,8 +24,10 @@ def write(path, picture):
     """Writes an SVG; a file of another kind is not replaced."""
     program, path = os.path.basename(sys.argv[0]), Path(path)
     try:
-        if path.is_file() and path.read_bytes()[:4] not in (b"<svg", b""):
-            sys.exit(f"{program}: {path}: exists, and is no SVG: choose another name for the drawing")
+        if path.is_file():
+            with path.open("rb") as before:
+                if before.read(4) not in (b"<svg", b"<?xm", b""):
+                    sys.exit(f"{program}: {path}: exists, and is no SVG: choose another name for the drawing")
         path.write_text(picture, encoding="utf8")
     except OSError as error:
         sys.exit(f"{program}: {path}: cannot be written: {error.strerror}")

@@ -14,12 +14,12 @@ if [ -n "$given" ] && [ "$(stat -c %s "$given")" -lt 20000 ]; then
     echo "demo.sh: $1: has $(stat -c %s "$given") bytes, but learning needs at least 20000" >&2
     exit 1
 fi
-exec 9>> .demo.lock
-if ! flock -n 9; then
+exec 9< .  # 1: somebody holds it; other codes: there are no locks here
+flock -n 9 || if [ $? = 1 ]; then
     echo "demo.sh: another demo runs in this checkout: wait for it, or use another clone" >&2
     exit 1
 fi
-bash scripts/install.sh
+bash scripts/install.sh 9<&-
 
 echo "== build"
 make -s -j2 train_gpt tokenize

@@ -40,11 +40,14 @@ def odd_processes():
     saved = checkpoints(WORK / "closed")
     check(r.returncode == 0 and saved[-1] == "step-00000002", f"streams are closed: {r.returncode} {saved}")
     check(list(metrics(WORK / "closed.jsonl")) == [1, 2], "their metrics")
-    for variables in ({"OMP_THREAD_LIMIT": "1"}, {"OMP_DYNAMIC": "true"}):
+    many = str(4 * os.cpu_count())  # more than OMP_DYNAMIC allows, however idle the machine is
+    for variables in ({"OMP_THREAD_LIMIT": "1"}, {"OMP_DYNAMIC": "true", "OMP_NUM_THREADS": many}):
         # wide enough for a GEMM over several threads
         wide = command("--hidden", 256, "--sequence", 128, "--steps", 1)
         r = run(wide, {**environment, "OMP_NUM_THREADS": "2", **variables})
         check(r.returncode == 0, f"{variables}: {r.returncode} {r.stderr[-500:]}")
+    r = run(["bash", "-c", '"$@" >&-', "-", BUILD / "train_gpt", "--help"])
+    check(r.returncode == 1 and "standard output" in r.stderr, f"an answer to nobody: {r.returncode}")
     refused(command(), "expected at most 4096", "threads", {**environment, "OMP_NUM_THREADS": "100000"})
 
 

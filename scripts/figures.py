@@ -310,10 +310,10 @@ def main():
         options.vocabulary = str(Path(options.vocabulary).resolve())
     options.output.mkdir(parents=True, exist_ok=True)
     text, numbers, picture = FIGURES[options.name](options)
-    (options.output / f"{options.name}.md").write_text(text)
-    (options.output / f"{options.name}.json").write_text(json.dumps(numbers, indent=1) + "\n")
     if picture:
         write(options.output / f"{options.name}.svg", picture)
+    (options.output / f"{options.name}.md").write_text(text)
+    (options.output / f"{options.name}.json").write_text(json.dumps(numbers, indent=1) + "\n")
     print(text)
     print(f"in {options.output}: {options.name}.md, .json{', .svg' if picture else ''}")
 

@@ -28,6 +28,14 @@ def whole(text):
             pass
 
 
+def metrics_of_newest():
+    """As the newest checkpoint's run had them; none where it cannot be read, as while it is set aside."""
+    try:
+        return json.loads(saved[-1].read_text())["options"]["metrics"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+
+
 run = Path(sys.argv[1])
 saved = sorted(file for file in run.glob("step-*/index.json") if file.parent.name[5:].isdigit())
 record = {"metrics": "", "attempts": []}
@@ -44,18 +52,17 @@ now, last = time.time(), attempts[-1] if attempts else None
 lines = []
 # the metrics, by its launcher and by its newest checkpoint: whichever has been written to last. A relative
 # name starts from the folder in which the run was started: most likely the parent of its folder
-named = [record.get("metrics"), read(saved[-1]).get("options", {}).get("metrics") if saved else ""]
-named = [Path(name) for name in named if name]
+named = [Path(name) for name in (record.get("metrics"), metrics_of_newest()) if name]
 found = [file for name in named for file in (run.resolve().parent / name, name) if file.is_file()]
 found.sort(key=lambda file: -file.stat().st_mtime)
 if found:
     lines = list(whole(found[0].read_text(errors="replace")))
 
 
-def held():
+def held(since=0):
     """Who holds the folder: a run touches its lock every five seconds (folder_lock.h)."""
     lock = run / ".lock"
-    beats = lock.is_file() and now - lock.stat().st_mtime < 15
+    beats = lock.is_file() and lock.stat().st_mtime > max(since, now - 15)
     holder = lock.read_text().strip() if beats else ""  # a run that ends empties it
     return f"running: {holder}" if holder else "not running"
 
@@ -66,7 +73,7 @@ def show(name, value):
 
 # the last attempt has ended, and somebody has gone on without the launcher
 goes_on = bool(last) and "ended" in last and (
-    held() != "not running" or (saved and saved[-1].stat().st_mtime > last["ended"] + 60))
+    held(last["ended"] + 15) != "not running" or (saved and saved[-1].stat().st_mtime > last["ended"] + 60))
 gone = bool(last) and record["host"] == os.uname().nodename and not Path(f"/proc/{record['pid']}").exists()
 if not last or goes_on:
     show("state", held())

@@ -67,12 +67,12 @@ inline void check_standard_output() {
         fail("standard output: cannot be written: it is closed, or its disk is full");
 }
 
-// the file that a symbolic link names: it is written, and the link stays
-inline std::string behind_links(const std::string& name) {
+// the file that a symbolic link names, even if there is none yet: it is written, and the link stays
+inline std::string behind_links(std::filesystem::path name) {
     std::error_code failed;
-    if (!std::filesystem::is_symlink(name, failed)) return name;
-    auto real = std::filesystem::weakly_canonical(name, failed);
-    return failed ? name : real.string();
+    for (int links = 0; links < 40 && std::filesystem::is_symlink(name, failed); links++)
+        name = name.parent_path() / std::filesystem::read_symlink(name, failed);  // which may be absolute
+    return name.string();
 }
 
 struct FileWriter {

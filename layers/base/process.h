@@ -14,7 +14,8 @@
 // into whichever file it opens next: a lock, or metrics
 inline void open_standard_streams() {
     for (int fd = 0; fd <= 2; fd++)
-        if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDWR);  // takes the lowest free number
+        if (fcntl(fd, F_GETFD) < 0)  // open() takes the lowest free number; answers to nobody still fail
+            open("/dev/null", fd == STDOUT_FILENO ? O_RDONLY : O_RDWR);
 }
 
 // Every thread that is asked for is started. By OMP_DYNAMIC=true on a busy machine, or OMP_THREAD_LIMIT,

@@ -170,7 +170,7 @@ const cublasLtMatmulAlgo_t& choose_algorithm(const Gemm<Out, Left, Right>& g, co
 // Whether to use the GEMM's epilogue, if possible, or a separate kernel, always possible: whichever is
 // faster. Timed before the first step, in tune() (run/setup.h): only then is `run` called here
 bool fused_is_faster(const char* what, const Gemm<floatX>& fused_gemm, Stream s,
-           const std::function<void(bool)>& run, bool by_default) {
+                     const std::function<void(bool)>& run, bool by_default) {
     static AutotuneCache<std::tuple<const char*, int, int, int>, bool> chosen;
     int m = fused_gemm.m, n = fused_gemm.n, k = fused_gemm.k;
     return chosen.get({what, m, n, k}, [&] {

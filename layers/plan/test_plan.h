@@ -256,6 +256,11 @@ void test_plan_advice() {
     fs::create_symlink(real, link);
     write_file(link, "b");
     check(fs::is_symlink(link) && MappedFile(real).view() == "b", "a link's file is written, the link stays");
+    fs::remove(real);
+    std::string far = scratch_folder + "/far";
+    fs::create_symlink("link", far);  // a relative link to a link to a file that is not there
+    write_file(far, "c");
+    check(fs::is_symlink(far) && fs::is_symlink(link) && MappedFile(real).view() == "c", "so do two links");
     refuses("give --plan without search", [] { resolved_plan("search --hosts x"); });
     refuses("choose one of dgx", [] { resolved_plan("--hardware foo"); });
     refuses("leave --hardware out", [] { resolved_plan("published --hardware dgx-a100"); });
