@@ -214,7 +214,7 @@ def check_profile(work):
 
 TOY_CALL = (
     "    compute_linear(LinearForward{.y = a.qkv, .x = rows, .w = w[QKV_W], .b = w[QKV_B], .N = N, .C = C,\n"
-    "                                 .OC = 3 * C / t}, a.qkv_fp8, ctx);"
+    "                                 .OC = 3 * C / t}, a.qkv_fp8.get(), ctx);"
 )
 TOY_LAYER = (
     '    if (!getenv("TOY_FORGETS") || ctx.grid.tensor == 0)\n'
