@@ -306,6 +306,7 @@ def launcher_rules():
         ("srun: error: node3: task 4: Killed\nsrun: error: node1: task 0: Killed", {"node3.cluster": "lost"}),
         ("train_gpt: node3: step 12 read other\n" + ended.format(4), {"node3.cluster": "memory"}),
         ("ssh: Could not resolve hostname node3: Name or service not known", {"node3.cluster": "lost"}),
+        ("ssh: connect to host node3 port 22: Connection refused", {"node3.cluster": "lost"}),
         (
             "[rank 0] waits for ranks 0 5, which does not answer: it",
             {"node1.cluster": "hangs", "node3.cluster": "hangs"},
@@ -322,6 +323,7 @@ def launcher_rules():
     for printed, wanted in (
         (f"Abort(1) on node 0 (rank 3 in comm 0): {called}", {"node2.cluster": "fails"}),
         (called, {"node2.cluster": "fails"}),
+        ("on node elsewhere exited on signal 9", {}),
         ("all ranks answer, and wait in different calls\n" + ended.format(3), {}),
         ("slurmstepd: error: Job step aborted: Waiting\nsrun: error: node1: tasks 0-1: Killed", {}),
     ):
