@@ -85,17 +85,15 @@ struct Model {
 
     const floatX* weight(int parameter) const { return weights + table.list[parameter].offset; }
     real* gradient(int parameter) const { return gradients + table.list[parameter].offset; }
-    // layer: counted over all chunks of this rank
-    BlockWeights block_weights(int layer) const {
-        BlockWeights w;
-        for (int i = 0; i < block_tensors; i++) w[i] = weights + table.block(layer, BlockTensor(i)).offset;
-        return w;
+    // a block's tensors in `flat`, weights or gradients; layer: counted over all chunks of this rank
+    template <class T>
+    std::array<T*, block_tensors> block_of(T* flat, int layer) const {
+        std::array<T*, block_tensors> p;
+        for (int i = 0; i < block_tensors; i++) p[i] = flat + table.block(layer, BlockTensor(i)).offset;
+        return p;
     }
-    BlockGradients block_gradients(int layer) const {
-        BlockGradients g;
-        for (int i = 0; i < block_tensors; i++) g[i] = gradients + table.block(layer, BlockTensor(i)).offset;
-        return g;
-    }
+    BlockWeights block_weights(int layer) const { return block_of<const floatX>(weights, layer); }
+    BlockGradients block_gradients(int layer) const { return block_of(gradients, layer); }
     LmHeadWeights lm_head_weights() const {
         return {weight(table.lnf), weight(table.lnf + 1), weight(table.wte)};
     }
