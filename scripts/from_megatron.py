@@ -10,9 +10,11 @@ represent (rotary embeddings, RMSNorm, gated MLPs, grouped queries, experts …)
 """
 
 import argparse
+import io
 import json
 import pickle
 import sys
+import warnings
 from pathlib import Path
 
 try:
@@ -27,11 +29,16 @@ WANTED = (
     ("position_embedding_type", ("learned_absolute",), "position embeddings"),
     ("normalization", ("LayerNorm",), "normalization"),
     ("swiglu", (False,), "a gated MLP"),
+    ("quick_geglu", (False,), "a gated MLP"),
     ("squared_relu", (False,), "squared ReLU"),
     ("untie_embeddings_and_output_weights", (False,), "an output layer of its own"),
     ("add_bias_linear", (True,), "linear layers without biases"),
     ("apply_layernorm_1p", (False,), "layer norms of 1 + weight"),
+    ("layernorm_zero_centered_gamma", (False,), "layer norms of 1 + weight"),  # its name since 0.16
     ("qk_layernorm", (False,), "layer norms of queries and keys"),
+    ("qk_l2_norm", (False,), "normalized queries and keys"),
+    ("attention_output_gate", (False,), "gated attention"),
+    ("use_mup", (False,), "muP's scales"),
     ("group_query_attention", (False,), "grouped queries"),
     ("multi_latent_attention", (False,), "multi-latent attention"),
     ("num_experts", (None,), "experts"),
@@ -39,6 +46,7 @@ WANTED = (
     ("softmax_type", ("vanilla",), "another softmax"),
     ("softmax_scale", (None,), "another scale of the scores"),
     ("mtp_num_layers", (None, 0), "multi-token prediction"),
+    ("experimental_attention_variant", (None,), "another attention"),
     ("apply_residual_connection_post_layernorm", (False,), "a residual behind the layer norm"),
 )
 # ours: megatron-core's, in the order in which they are looked for; {} is a layer's prefix
@@ -113,14 +121,26 @@ class Reader(dcp.FileSystemReader):
         return metadata
 
 
-def read_arguments(folder):
+def common_file(folder):
+    """What is not a tensor: common.pt, or from megatron-core 0.19 on an object among the tensors."""
     path = folder / "common.pt"
-    if not path.exists():
-        fail(f"{folder}: has no common.pt: expected an iter_… folder of a torch_dist checkpoint")
-    common = torch.load(path, pickle_module=PlainPickle, weights_only=False)
+    if path.exists():
+        return path
+    stored = Reader(str(folder)).read_metadata().storage_data if (folder / ".metadata").exists() else {}
+    for index, at in stored.items():
+        if index.fqn.startswith("common_state/"):
+            with open(folder / at.relative_path, "rb") as f:
+                f.seek(at.offset)
+                return io.BytesIO(f.read(at.length))
+    fail(f"{folder}: has neither common.pt nor common_state: expected an iter_… folder of torch_dist")
+
+
+def read_arguments(folder):
+    common = torch.load(common_file(folder), pickle_module=PlainPickle, weights_only=False)
+    common = common[0] if isinstance(common, list) and common else common
     args = common.get("args") if isinstance(common, dict) else None
     if not isinstance(args, argparse.Namespace):
-        fail(f"{path}: holds no arguments of Megatron-LM")
+        fail(f"{folder}: holds no arguments of Megatron-LM")
     return args
 
 
@@ -134,6 +154,9 @@ def check_arguments(args, folder):
             fail(f"{folder}: has {name} {getattr(args, name, None)}, expected a number of a GPT")
     if args.hidden_size % args.num_attention_heads:
         fail(f"{folder}: {args.num_attention_heads} heads do not divide hidden_size {args.hidden_size}")
+    size = getattr(args, "kv_channels", None)
+    if size not in (None, args.hidden_size // args.num_attention_heads):
+        fail(f"{folder}: has kv_channels {size}, this program computes hidden_size / heads")
     epsilon = getattr(args, "norm_epsilon", getattr(args, "layernorm_epsilon", 1e-5))
     if epsilon != 1e-5:
         fail(f"{folder}: has layer norms with epsilon {epsilon}, this program computes 1e-5")
@@ -161,6 +184,7 @@ def read_tensors(folder):
             wanted[key] = torch.empty(about.size, dtype=about.properties.dtype)
     if not wanted:
         fail(f"{folder}: holds no model: expected a GPT of megatron-core in the format torch_dist")
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process is meant
     dcp.load(wanted, storage_reader=reader, no_dist=True)
     return {key.removeprefix("model."): tensor for key, tensor in wanted.items()}
 
@@ -237,7 +261,9 @@ def main():
     tensors = read_tensors(options.checkpoint)
     padded = tensors.get("embedding.word_embeddings.weight", torch.empty(0)).shape[0]
     said = getattr(args, "vocab_size", None)
-    if said and str(getattr(args, "tokenizer_type", "")).startswith("Null"):
+    tokenizer = str(getattr(args, "tokenizer_type", ""))
+    counted = tokenizer == "NullTokenizer" and hasattr(args, "null_tokenizer_eod_id")  # from 0.18 on
+    if said and tokenizer.startswith("Null") and not counted:
         said += 1  # a NullTokenizer's end-of-document token comes behind its vocab_size
     vocabulary = options.vocabulary if options.vocabulary is not None else said or padded
     if not 0 < vocabulary <= padded:

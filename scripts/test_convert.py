@@ -696,11 +696,18 @@ def test_megatron(work, tensors):
         state[f"{layers}mlp.linear_fc2.{kind}"] = stack(f"mlp.c_proj.{kind}")
 
     folder = f"{work}/iter_0000001"
-    dcp.save({k: v for k, v in state.items() if not isinstance(v, bytes)}, checkpoint_id=folder, no_dist=True)
+    weights = {k: v for k, v in state.items() if not isinstance(v, bytes)}
     args = {"num_layers": L, "hidden_size": C, "num_attention_heads": NH, "vocab_size": V}
 
-    def converted(says=None, **changed):
-        torch.save({"args": argparse.Namespace(**{**args, **changed})}, f"{folder}/common.pt")
+    def converted(says=None, common="common.pt", **changed):
+        """common: where the arguments are; an object among the tensors from megatron-core 0.19 on"""
+        shutil.rmtree(folder, ignore_errors=True)
+        arguments = {"args": argparse.Namespace(**{**args, **changed})}
+        objects = {} if common == "common.pt" else {common: [arguments]}
+        planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
+        dcp.save({**weights, **objects}, checkpoint_id=folder, planner=planner, no_dist=True)
+        if common == "common.pt":
+            torch.save(arguments, f"{folder}/common.pt")
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "from_megatron.py")
         shutil.rmtree(f"{work}/mega-hf", ignore_errors=True)
         done = start(sys.executable, 1, [script, folder, f"{work}/mega-hf"])
@@ -718,8 +725,12 @@ def test_megatron(work, tensors):
                  + bytes([len(f"{work}/harm")]) + f"{work}/harm".encode() + b"\x85R."):  # fmt: skip
         Unpickler(io.BytesIO(data)).load()
         check(not os.path.exists(f"{work}/harm"), "a checkpoint that would run code runs none")
+    counted = {"tokenizer_type": "NullTokenizer", "null_tokenizer_eod_id": V - 1}
+    for how in ({"common": "common_state/shard_0_1"}, counted, {}):
+        converted(**how)
+        check(read_safetensors(f"{work}/mega-hf/model.safetensors") == tensors, f"Megatron's is ours {how}")
+    converted("has neither common.pt nor common_state", common="else/shard_0_1")
     converted()
-    check(read_safetensors(f"{work}/mega-hf/model.safetensors") == tensors, "Megatron's model is ours")
     good("convert", "--from-huggingface", f"{work}/mega-hf", "--to", f"{work}/mega-own")
     check(export(work, "mega-own") == tensors, "and comes back from a checkpoint")
     refused(
@@ -733,6 +744,9 @@ def test_megatron(work, tensors):
     converted("has sliding-window attention", window_size=(127, 0))
     converted("has another softmax (softmax_type off-by-one)", softmax_type="off-by-one")
     converted("has 2 layers, its arguments say 3", num_layers=L + 1)
+    for name in "layernorm_zero_centered_gamma qk_l2_norm use_mup attention_output_gate quick_geglu".split():
+        converted(f"({name} True), which this program does not support", **{name: True})
+    converted(f"has kv_channels {2 * C // NH}", kv_channels=2 * C // NH)
 
 
 def test_options(work, _tensors):
