@@ -350,23 +350,23 @@ constexpr int real_each = Vec<real>::size;  // values per thread: 16 bytes of re
 
 constexpr int adamw_block = 256;
 
-// updates a thread's values; returns what they add to the checksums
+// updates a thread's values, or leaves them; returns what they add to the checksums
 template <class State>
 __device__ inline StateCheck adamw_values(const State& state, const real* gradients, const uint8_t* flags,
-                                          const HyperParameters& hyper, real clip_coefficient, long i) {
-    StateCheck sums = {};
-    bool decaying = flags[i / flag_span] & flag_decay;
-
+                                          HyperParameters hyper, UpdateDecision decision, long i) {
+    // no branch before the stores, so that all loads are in flight together
     auto parameters = load_values<real_each>(state.parameters + i);
     Values<uint16_t, real_each> low_bits = {};
     if (State::has_low) low_bits = load_values<real_each>(state.low_bits + i);
     auto ms = load_values<real_each>(state.m + i), vs = load_values<real_each>(state.v + i);
     Vec<real> gs = load16(gradients + i);
+    bool decaying = flags[i / flag_span] & flag_decay;
 
+    StateCheck sums = {};
     #pragma unroll
     for (int k = 0; k < real_each; k++) {
         real w = join_master(parameters.at[k], low_bits.at[k]), m = real(ms.at[k]), v = real(vs.at[k]);
-        real g = gs.at[k] * clip_coefficient;
+        real g = gs.at[k] * decision.clip_coefficient;
         sums.read += StateCheck::term(i + k, w, ms.at[k], vs.at[k]);
         uint32_t chance = State::rounds ? rounding_bits(hyper.update_number, w, g) : 0;
         MasterHalves updated = state.keep(hyper.update(w, m, v, g, decaying), chance);
@@ -378,20 +378,13 @@ __device__ inline StateCheck adamw_values(const State& state, const real* gradie
         sums.written += StateCheck::term(i + k, w, ms.at[k], vs.at[k]);
     }
 
-    store_values(state.parameters + i, parameters);
-    if (State::has_low) store_values(state.low_bits + i, low_bits);
-    store_values(state.m + i, ms);
-    store_values(state.v + i, vs);
-    return sums;
-}
-
-// of a thread's values, where an update is skipped
-template <class State>
-__device__ inline unsigned long long values_checksum(const State& state, long i) {
-    unsigned long long sum = 0;
-    for (long k = i; k < i + real_each; k++)
-        sum += StateCheck::term(k, state.master(k), state.m[k], state.v[k]);
-    return sum;
+    if (decision.will_update) {
+        store_values(state.parameters + i, parameters);
+        if (State::has_low) store_values(state.low_bits + i, low_bits);
+        store_values(state.m + i, ms);
+        store_values(state.v + i, vs);
+    }
+    return {sums.read, decision.will_update ? sums.written : sums.read};
 }
 
 template <class State>
@@ -400,9 +393,7 @@ __global__ void adamw_kernel(State state, const real* gradients, const uint8_t* 
                              StateCheck* check, long n) {
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
     StateCheck sums = {};
-    if (i < n && decision->will_update)
-        sums = adamw_values(state, gradients, flags, *hyper, decision->clip_coefficient, i);
-    else if (i < n) sums.read = sums.written = values_checksum(state, i);
+    if (i < n) sums = adamw_values(state, gradients, flags, *hyper, *decision, i);
     // in integers, so that the order of the blocks does not matter
     SHARED(unsigned long long, read, adamw_block / 32);
     SHARED(unsigned long long, written, adamw_block / 32);
@@ -413,15 +404,8 @@ __global__ void adamw_kernel(State state, const real* gradients, const uint8_t* 
 }
 
 __global__ void add_values_kernel(real* sum, const real* x, long n) {
-    long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each;
-    if (i + real_each <= n) {
-        Vec<real> a = load16(sum + i), b = load16(x + i);
-        #pragma unroll
-        for (int k = 0; k < real_each; k++) a.at[k] += b.at[k];
-        store16(sum + i, a);
-    } else {
-        for (int k = 0; k < real_each && i + k < n; k++) sum[i + k] += x[i + k];
-    }
+    long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) sum[i] += x[i];
 }
 
 constexpr int square_sum_block = 256;
@@ -431,12 +415,14 @@ __global__ void square_sums_kernel(double* parts, const real* x, const uint8_t* 
     Slice slice = slices[blockIdx.y];
     if ((int)blockIdx.x >= slice.part_count) return;
     double sum = 0;
+    #pragma unroll 4
     for (long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * real_each; i < slice.n;
          i += (long)slice.part_count * blockDim.x * real_each) {
-        if (!(flags[(slice.state_offset + i) / flag_span] & flag_in_norm)) continue;
-        Vec<real> v = load16(x + slice.at + i);
-        #pragma unroll
-        for (int k = 0; k < real_each; k++) sum += (double)v.at[k] * v.at[k];
+        Vec<real> v = load16(x + slice.at + i);  // not behind a branch, as it would wait for the flag
+        bool counts = flags[(slice.state_offset + i) / flag_span] & flag_in_norm;
+        double with_these = sum;
+        for (int k = 0; k < real_each; k++) with_these += (double)v.at[k] * v.at[k];
+        if (counts) sum = with_these;
     }
     SHARED(double, lane, square_sum_block / 32);
     sum = sum_over_block(sum, lane);
@@ -458,7 +444,6 @@ __global__ void square_sums_add_kernel(double* sums, const double* parts, const 
 constexpr int sum_block = 1024;
 __global__ void sum_values_kernel(double* out, const real* x, long n) {
     double sum = 0;
-    #pragma unroll 16  // 16 loads in flight
     for (long i = threadIdx.x; i < n; i += blockDim.x) sum += x[i];
     SHARED(double, lane, sum_block / 32);
     sum = sum_over_block(sum, lane);
@@ -479,7 +464,7 @@ void AdamW<State>::gpu(Stream s) const {
 }
 
 void AddValues::gpu(Stream s) const {
-    LAUNCH(gpu::add_values_kernel, ceil_div(n, 256 * gpu::real_each), 256, 0, s, sum, x, n);
+    LAUNCH(gpu::add_values_kernel, ceil_div(n, 256), 256, 0, s, sum, x, n);
 }
 
 void SquareSums::gpu(Stream s) const {

@@ -65,7 +65,7 @@ __device__ void sum_columns_of_block(real* parts, Term term, int N, int C) {
 
     real sum[EACH] = {};
     if (c < C) {
-        #pragma unroll 4
+        #pragma unroll 2
         for (int n = first + threadIdx.y; n < last; n += column_rows) term(sum, n, c);
     }
 
@@ -81,13 +81,15 @@ __device__ void sum_columns_of_block(real* parts, Term term, int N, int C) {
 
 // blockIdx.z: which of several matrices x (N, C), one after the other
 template <class T>
-__global__ void column_sum_kernel(real* parts, const T* x, int N, int C) {
+__global__ void __launch_bounds__(column_lanes * column_rows, 8)
+column_sum_kernel(real* parts, const T* x, int N, int C) {
     constexpr int each = Vec<T>::size;
     x += (long)blockIdx.z * N * C;
     parts += (long)blockIdx.z * gridDim.y * C;
     sum_columns_of_block<each>(parts, [=](real (&sum)[each], int n, int c) {
         Vec<T> v = load_row(x + (long)n * C, c, C);
-        for (int k = 0; k < each; k++) sum[k] += real(v.at[k]);
+        auto xs = to_reals(v);
+        for (int k = 0; k < each; k++) sum[k] += xs.at[k];
     }, N, C);
 }
 

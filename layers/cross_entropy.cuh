@@ -158,48 +158,61 @@ namespace gpu {
 
 constexpr int cross_entropy_block = 512;  // one block per row, in all kernels
 
-// bf16 logits are accurate to 2^-8 only, so the GPU's approximate 2^x, one instruction, is accurate enough
-__device__ inline real exp_of(real x) {
-    if constexpr (sizeof(floatX) == 2) return exp2_of(float(x) * log2_e);
-    else return exp(x);
+// e^(x - y). bf16 logits are accurate to 2^-8 only, so the GPU's approximate 2^x, one instruction behind one
+// multiply-add, is accurate enough
+__device__ inline real exp_of_difference(real x, real y) {
+    if constexpr (sizeof(floatX) == 2) return exp2_of(float(x) * log2_e - float(y) * log2_e);
+    else return exp(x - y);
 }
 
-// calls f(vector, its column) for this thread's vectors of a row. Columns from v.valid on, which only occur
-// in the last vectors, are passed as -infinity, whose exp is 0, so that f needs no branch
+// calls f(vector, its column) for this thread's vectors of a row, four of which are loaded at a time: the
+// memory would idle behind one
 template <class F>
 __device__ void each_vector(const floatX* row, VocabularyShard v, F f) {
-    constexpr int step = cross_entropy_block * vec_size;
-    int c = threadIdx.x * vec_size, whole = v.size % vec_size == 0 ? v.valid - vec_size : -1;
-    #pragma unroll 4
-    for (; c <= whole; c += step) f(load16(row + c), c);
-    for (; c < v.size; c += step) {
-        Vec<floatX> x = load_row(row, c, v.size);
-        for (int k = 0; k < vec_size; k++)
-            if (c + k >= v.valid) x.at[k] = floatX(-INFINITY);
-        f(x, c);
+    constexpr int step = cross_entropy_block * vec_size, together = 4;
+    if (v.size % vec_size) {
+        for (int c = threadIdx.x * vec_size; c < v.size; c += step) f(load_row(row, c, v.size), c);
+        return;
+    }
+    for (int first = threadIdx.x * vec_size; first < v.size; first += together * step) {
+        Vec<floatX> x[together];
+        #pragma unroll
+        for (int i = 0; i < together; i++)
+            x[i] = load16_if(first + i * step < v.size, row + first + i * step);
+        #pragma unroll
+        for (int i = 0; i < together; i++)
+            if (first + i * step < v.size) f(x[i], first + i * step);
     }
 }
-__device__ inline void take_largest(real& most, const Vec<floatX>& x) {
-    for (int k = 0; k < vec_size; k++) most = real(x.at[k]) > most ? real(x.at[k]) : most;
+
+// a vector's logits; columns from v.valid on, all in the last vectors, are -infinity, whose exp is 0
+__device__ inline Values<real, vec_size> logits_of(const Vec<floatX>& x, int c, VocabularyShard v) {
+    auto out = to_reals(x);
+    for (int k = 0; c + vec_size > v.valid && k < vec_size; k++)
+        if (c + k >= v.valid) out.at[k] = -INFINITY;
+    return out;
 }
-__device__ inline void add_exp(real& sum, const Vec<floatX>& x, real most) {
-    for (int k = 0; k < vec_size; k++) sum += exp_of(real(x.at[k]) - most);
+__device__ inline void take_largest(real& most, const Values<real, vec_size>& x) {
+    for (int k = 0; k < vec_size; k++) most = fmax(most, x.at[k]);
+}
+__device__ inline void add_exp(real& sum, const Values<real, vec_size>& x, real most) {
+    for (int k = 0; k < vec_size; k++) sum += exp_of_difference(x.at[k], most);
 }
 // whether this thread has the vector with column c: it stores the target's gradient, after the vector's
 __device__ inline bool has_column(int c) {
     return threadIdx.x == (unsigned)(c / vec_size % cross_entropy_block);
 }
 // the gradient for tokens other than the target
-__device__ inline Vec<floatX> loss_gradients(Vec<floatX> x, real log_sum, real dloss) {
-    for (int k = 0; k < vec_size; k++) x.at[k] = floatX(exp_of(real(x.at[k]) - log_sum) * dloss);
-    return x;
+__device__ inline Vec<floatX> loss_gradients(Values<real, vec_size> x, real log_sum, real dloss) {
+    for (int k = 0; k < vec_size; k++) x.at[k] = exp_of_difference(x.at[k], log_sum) * dloss;
+    return rounded(x);
 }
 
 __global__ void cross_entropy_max_kernel(real* largest, const floatX* logits, VocabularyShard v) {
     SHARED(real, lane, cross_entropy_block / 32);
     real most = -INFINITY;
     each_vector(logits + (long)blockIdx.x * v.size, v,
-                [&](const Vec<floatX>& x, int) { take_largest(most, x); });
+                [&](const Vec<floatX>& x, int c) { take_largest(most, logits_of(x, c, v)); });
     most = max_over_block(most, lane);
     if (threadIdx.x == 0) largest[blockIdx.x] = most;
 }
@@ -210,7 +223,7 @@ __global__ void cross_entropy_sum_kernel(real* exp_sums, const real* largest, co
     int n = blockIdx.x, N = gridDim.x, column = targets[n] - v.first;
     const floatX* row = logits + (long)n * v.size;
     real sum = 0, most = largest[n];
-    each_vector(row, v, [&](const Vec<floatX>& x, int) { add_exp(sum, x, most); });
+    each_vector(row, v, [&](const Vec<floatX>& x, int c) { add_exp(sum, logits_of(x, c, v), most); });
     sum = sum_over_block(sum, lane);
     if (threadIdx.x == 0) {
         exp_sums[n] = sum;
@@ -228,14 +241,14 @@ __global__ void cross_entropy_finish_kernel(real* losses, floatX* logits, const 
     if (threadIdx.x == 0 && counts) losses[n] = log_sum - exp_sums[N + n];
     if (dloss == 0) return;
     each_vector(row, v, [&](const Vec<floatX>& x, int c) {
-        store_row(row, c, v.size, loss_gradients(x, log_sum, dloss));
+        store_row(row, c, v.size, loss_gradients(logits_of(x, c, v), log_sum, dloss));
     });
     if (column >= 0 && column < v.valid && has_column(column))
-        row[column] = floatX((exp_of(exp_sums[N + n] - log_sum) - 1) * dloss);
+        row[column] = floatX((exp_of_difference(exp_sums[N + n], log_sum) - 1) * dloss);
 }
 
 // the whole vocabulary on one rank: a row is read once, kept in shared memory, and written once
-__global__ void __launch_bounds__(cross_entropy_block)
+__global__ void __launch_bounds__(cross_entropy_block, 2)
 cross_entropy_kernel(real* losses, floatX* logits, const int* targets, real dloss,
                      VocabularyShard v) {
     DYNAMIC_SHARED(floatX, in_shared);
@@ -249,14 +262,16 @@ cross_entropy_kernel(real* losses, floatX* logits, const int* targets, real dlos
     // 1. the largest logit, while the row is copied to shared memory
     real most = -INFINITY, sum = 0;
     each_vector(row, v, [&](const Vec<floatX>& x, int c) {
-        store16(in_shared + c, x);
-        take_largest(most, x);
+        auto valid = logits_of(x, c, v);
+        store16(in_shared + c, rounded(valid));  // as they were
+        take_largest(most, valid);
     });
     most = max_over_block(most, most_lane);
 
     // 2. the sum of exp; each thread reads only what it has stored itself
     #pragma unroll 4
-    for (int c = threadIdx.x * vec_size; c < v.size; c += step) add_exp(sum, load16(in_shared + c), most);
+    for (int c = threadIdx.x * vec_size; c < v.size; c += step)
+        add_exp(sum, to_reals(load16(in_shared + c)), most);
     sum = sum_over_block(sum, sum_lane);
 
     // 3. the loss, and the gradient in the logits' place; INFINITY makes all gradients 0
@@ -266,8 +281,8 @@ cross_entropy_kernel(real* losses, floatX* logits, const int* targets, real dlos
 
     #pragma unroll 4
     for (int c = threadIdx.x * vec_size; c < v.size; c += step)
-        store_row(row, c, v.size, loss_gradients(load16(in_shared + c), log_sum, dloss));
-    if (counts && has_column(column)) row[column] = floatX((exp_of(target - log_sum) - 1) * dloss);
+        store_row(row, c, v.size, loss_gradients(to_reals(load16(in_shared + c)), log_sum, dloss));
+    if (counts && has_column(column)) row[column] = floatX((exp_of_difference(target, log_sum) - 1) * dloss);
 }
 
 }  // namespace gpu

@@ -180,32 +180,14 @@ __global__ void embedding_backward_kernel(real* dwte, const int* tokens, const i
     dwte[(long)own * C + column] += whole;
 }
 
-// one thread per position and 16 bytes of its gradient
+// one thread per value of dwpe
 __global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offset, int N, int T, int C,
                                          bool accumulate) {
-    constexpr int each = Vec<real>::size;
-    long i = (long)blockIdx.x * blockDim.x + threadIdx.x, t = i / ((C + each - 1) / each);
-    int c = i % ((C + each - 1) / each) * each;
+    long i = (long)blockIdx.x * blockDim.x + threadIdx.x, t = i / C;
     if (t >= T) return;
-
-    real sum[each] = {};
-    const floatX* at = dx + (t - offset % T + T) % T * C + c;
-    const floatX* end = dx + (long)N * C;
-    if (C % each == 0) {
-        #pragma unroll 4
-        for (; at < end; at += (long)T * C) {
-            auto v = load_values<each>(at);
-            for (int k = 0; k < each; k++) sum[k] += real(v.at[k]);
-        }
-    } else {
-        for (; at < end; at += (long)T * C)
-            for (int k = 0; k < each && c + k < C; k++) sum[k] += real(at[k]);
-    }
-
-    Vec<real> out = {};
-    if (accumulate) out = load_row(dwpe + t * C, c, C);
-    for (int k = 0; k < each; k++) out.at[k] += sum[k];
-    store_row(dwpe + t * C, c, C, out);
+    real sum = 0;
+    for (long n = (t - offset % T + T) % T; n < N; n += T) sum += real(dx[n * C + i % C]);
+    dwpe[i] = (accumulate ? dwpe[i] : 0) + sum;
 }
 
 }  // namespace gpu
@@ -222,8 +204,7 @@ void EmbeddingBackward::gpu(Stream s) const {
 }
 
 void PositionBackward::gpu(Stream s) const {
-    long threads = (long)T * ceil_div(C, Vec<real>::size);
-    LAUNCH(gpu::position_backward_kernel, ceil_div(threads, 256), 256, 0, s, dwpe, dx, offset, N, T, C,
+    LAUNCH(gpu::position_backward_kernel, ceil_div((long)T * C, 256), 256, 0, s, dwpe, dx, offset, N, T, C,
            accumulate);
 }
 #endif

@@ -221,7 +221,7 @@ __device__ inline int row_column(int k) {
 template <int WARPS>
 __device__ inline Vec<floatX> row_vector(const floatX* row, int k, int C) {
     int c = row_column<WARPS>(k);
-    return c < C ? load16(row + c) : Vec<floatX>{};
+    return load16_if(c < C, row + c);
 }
 template <int WARPS, int VECTORS>
 __device__ inline void load_row_vectors(Vec<floatX> (&v)[VECTORS], const floatX* row, int C) {
@@ -255,20 +255,17 @@ inline int used_groups(int N, int C) { return std::min(max_row_groups(C), ceil_d
 
 // ---- the residual -----------------------------------------------------------------------------------------
 
-// 16 bytes per thread, if rows are whole vectors
+// a thread has 16 bytes of a row
 __global__ void residual_forward_kernel(floatX* y, const floatX* residual, const floatX* f,
-                                        const floatX* bias, long N, int C) {
-    long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * vec_size;
-    if (C % vec_size == 0 && i < N * C) {
-        Vec<floatX> xs = load16(residual + i), fs = load16(f + i), bs = load16(bias + i % C);
-        #pragma unroll
-        for (int k = 0; k < vec_size; k++)
-            xs.at[k] = floatX(real(xs.at[k]) + real(fs.at[k]) + real(bs.at[k]));
-        store16(y + i, xs);
-    } else {
-        long end = i + vec_size < N * C ? i + vec_size : N * C;
-        for (; i < end; i++) y[i] = floatX(real(residual[i]) + real(f[i]) + real(bias[i % C]));
-    }
+                                        const floatX* bias, int N, int C) {
+    long i = (long)blockIdx.x * blockDim.x + threadIdx.x, each = (C + vec_size - 1) / vec_size;
+    long row = i / each * C;
+    int c = (int)(i % each) * vec_size;
+    if (i >= N * each) return;
+    auto xs = to_reals(load_row(residual + row, c, C)), fs = to_reals(load_row(f + row, c, C));
+    auto bs = to_reals(load_row(bias, c, C));
+    for (int k = 0; k < vec_size; k++) xs.at[k] = xs.at[k] + fs.at[k] + bs.at[k];
+    store_row(y + row, c, C, rounded(xs));
 }
 
 // ---- layer norm, with rows in registers ------------------------------------------------------------------
@@ -284,17 +281,15 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, const floatX* x, float
     long row = (long)n * C;
     Vec<floatX> v[VECTORS];
     real sum = 0, square = 0, inverse = 1 / real(C);
-    constexpr bool together = WARPS < 32;  // all vectors at once; 32 warps leave a thread too few registers
 
     // the row, read once: from here on it is in registers, rounded as it is stored
     load_row_vectors<WARPS>(v, (f ? residual : x) + row, C);
     if (f) {
         #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
-            if (!together && row_column<WARPS>(k) >= C) break;
-            Vec<floatX> fs = row_vector<WARPS>(f + row, k, C), bs = row_vector<WARPS>(bias, k, C);
-            for (int i = 0; i < vec_size; i++)
-                v[k].at[i] = floatX(real(v[k].at[i]) + real(fs.at[i]) + real(bs.at[i]));
+            auto xs = to_reals(v[k]), fs = to_reals(row_vector<WARPS>(f + row, k, C));
+            auto bs = to_reals(row_vector<WARPS>(bias, k, C));
+            for (int i = 0; i < vec_size; i++) v[k].at[i] = floatX(xs.at[i] + fs.at[i] + bs.at[i]);
         }
         store_row_vectors<WARPS>(mid + row, v, C);
     }
@@ -302,30 +297,26 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, const floatX* x, float
     // mean and variance
     #pragma unroll
     for (int k = 0; k < VECTORS; k++) {
-        if (!together && row_column<WARPS>(k) >= C) break;
-        for (int i = 0; i < vec_size; i++) sum += real(v[k].at[i]);
+        auto xs = to_reals(v[k]);
+        for (int i = 0; i < vec_size; i++) sum += xs.at[i];
     }
     real m = row_sum<WARPS>(sum) * inverse;
     #pragma unroll
     for (int k = 0; k < VECTORS; k++) {
-        if (!together && row_column<WARPS>(k) >= C) break;
-        for (int i = 0; i < vec_size; i++) {
-            real off = row_column<WARPS>(k) < C ? real(v[k].at[i]) - m : 0;
-            square += off * off;
-        }
+        auto xs = to_reals(v[k]);
+        for (int i = 0; i < vec_size; i++)
+            if (row_column<WARPS>(k) < C) square += (xs.at[i] - m) * (xs.at[i] - m);
     }
 
     real r = 1 / sqrt(row_sum<WARPS>(square) * inverse + layernorm_epsilon);
     #pragma unroll
     for (int k = 0; k < VECTORS; k++) {
-        if (!together && row_column<WARPS>(k) >= C) break;
-        Vec<floatX> ws = row_vector<WARPS>(w, k, C), bs = row_vector<WARPS>(b, k, C);
-        for (int i = 0; i < vec_size; i++)
-            v[k].at[i] = floatX((real(v[k].at[i]) - m) * r * real(ws.at[i]) + real(bs.at[i]));
-        if (!together) store_row_vector<WARPS>(y + row, k, v[k], C);
+        auto xs = to_reals(v[k]), ws = to_reals(row_vector<WARPS>(w, k, C));
+        auto bs = to_reals(row_vector<WARPS>(b, k, C));
+        for (int i = 0; i < vec_size; i++) v[k].at[i] = floatX((xs.at[i] - m) * r * ws.at[i] + bs.at[i]);
     }
 
-    if (together) store_row_vectors<WARPS>(y + row, v, C);
+    store_row_vectors<WARPS>(y + row, v, C);
     if (row_column<WARPS>(0) == 0) {
         stats.mean[n] = m;
         stats.rstd[n] = r;
@@ -347,6 +338,8 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
     real dw[VECTORS][vec_size] = {}, db[VECTORS][vec_size] = {};
     constexpr bool keeps = WARPS < 16;  // 16 warps or more leave a thread too few registers: they read twice
     real inverse = 1 / real(C);
+    Vec<floatX> ws[VECTORS];
+    if (keeps) load_row_vectors<WARPS>(ws, w, C);
 
     for (int n = first; n < N; n += step) {
         long row = (long)n * C;
@@ -361,11 +354,11 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
         real m = stats.mean[n], r = stats.rstd[n], g_sum = 0, gx_sum = 0;
         #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
-            Vec<floatX> xk = keeps ? xs[k] : row_vector<WARPS>(x + row, k, C);
-            Vec<floatX> gk = keeps ? gs[k] : row_vector<WARPS>(dy + row, k, C);
-            Vec<floatX> wk = row_vector<WARPS>(w, k, C);
+            auto xk = to_reals(keeps ? xs[k] : row_vector<WARPS>(x + row, k, C));
+            auto gk = to_reals(keeps ? gs[k] : row_vector<WARPS>(dy + row, k, C));
+            auto wk = to_reals(keeps ? ws[k] : row_vector<WARPS>(w, k, C));
             for (int i = 0; i < vec_size; i++) {
-                real xhat = (real(xk.at[i]) - m) * r, d = real(gk.at[i]), g = d * real(wk.at[i]);
+                real xhat = (xk.at[i] - m) * r, d = gk.at[i], g = d * wk.at[i];
                 g_sum += g;
                 gx_sum += g * xhat;
                 dw[k][i] += d * xhat;
@@ -378,15 +371,15 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
         // dx, added to the residual stream's gradient so far
         #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
-            Vec<floatX> xk = keeps ? xs[k] : row_vector<WARPS>(x + row, k, C);
-            Vec<floatX> gk = keeps ? gs[k] : row_vector<WARPS>(dy + row, k, C);
-            Vec<floatX> dk = keeps ? out[k] : row_vector<WARPS>(dx + row, k, C);
-            Vec<floatX> wk = row_vector<WARPS>(w, k, C);
+            auto xk = to_reals(keeps ? xs[k] : row_vector<WARPS>(x + row, k, C));
+            auto gk = to_reals(keeps ? gs[k] : row_vector<WARPS>(dy + row, k, C));
+            auto dk = to_reals(keeps ? out[k] : row_vector<WARPS>(dx + row, k, C));
+            auto wk = to_reals(keeps ? ws[k] : row_vector<WARPS>(w, k, C));
             for (int i = 0; i < vec_size; i++) {
-                real xhat = (real(xk.at[i]) - m) * r, g = real(gk.at[i]) * real(wk.at[i]);
-                dk.at[i] = floatX(real(dk.at[i]) + r * (g - g_sum - xhat * gx_sum));
+                real xhat = (xk.at[i] - m) * r, g = gk.at[i] * wk.at[i];
+                dk.at[i] += r * (g - g_sum - xhat * gx_sum);
             }
-            store_row_vector<WARPS>(dx + row, k, dk, C);
+            store_row_vector<WARPS>(dx + row, k, rounded(dk), C);
         }
     }
 
@@ -395,9 +388,10 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
     for (int k = 0; k < VECTORS; k++) {
         int c = row_column<WARPS>(k);
         if (c >= C) break;
-        for (int i = 0; i < vec_size; i++) {
-            parts[(long)first * C + c + i] = dw[k][i];
-            parts[((long)step + first) * C + c + i] = db[k][i];
+        constexpr int each = Vec<real>::size;
+        for (int i = 0; i < vec_size; i += each) {
+            store16(parts + (long)first * C + c + i, *(const Vec<real>*)&dw[k][i]);
+            store16(parts + ((long)step + first) * C + c + i, *(const Vec<real>*)&db[k][i]);
         }
     }
 }
@@ -461,8 +455,8 @@ constexpr int layernorm_block = 128;
 }  // namespace gpu
 
 void ResidualForward::gpu(Stream s) const {
-    LAUNCH(gpu::residual_forward_kernel, ceil_div((long)N * C, 256 * vec_size), 256, 0, s, y, residual, f,
-           bias, N, C);
+    LAUNCH(gpu::residual_forward_kernel, ceil_div((long)N * ceil_div(C, vec_size), 256), 256, 0, s, y,
+           residual, f, bias, N, C);
 }
 
 void LayerNormForward::gpu(Stream s) const {

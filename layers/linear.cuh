@@ -143,11 +143,6 @@ struct GeluForward {
 #if REF_HERE
 namespace ref {
 
-inline void gelu_forward(floatX* y, const floatX* x, long n, Stream) {
-    #pragma omp parallel for simd
-    for (long i = 0; i < n; i++) y[i] = floatX(gelu_of(real(x[i])));
-}
-
 // dy (N, C) becomes dx, db its column sums
 inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* sums, int N, int C, bool accumulate,
                           Stream s) {
@@ -166,7 +161,7 @@ void LinearForward::ref(Stream s) const {
 
 void LinearGeluForward::ref(Stream s) const {
     LinearForward{.y = up, .x = x, .w = w, .b = b, .N = N, .C = C, .OC = OC}.ref(s);
-    ref::gelu_forward(y, up, (long)N * OC, s);
+    GeluForward{y, up, N, OC}.ref(s);
 }
 
 void LinearBackward::ref(Stream s) const {
@@ -180,7 +175,10 @@ void LinearOfGeluBackward::ref(Stream s) const {
     ref::gelu_backward(d_up, d_up_bias, up, column_scratch, N, C, accumulate, s);
 }
 
-void GeluForward::ref(Stream s) const { ref::gelu_forward(y, x, (long)N * C, s); }
+void GeluForward::ref(Stream) const {
+    #pragma omp parallel for simd
+    for (long i = 0; i < (long)N * C; i++) y[i] = floatX(ref::gelu_of(real(x[i])));
+}
 #endif
 
 #if KERNELS_HERE
@@ -188,28 +186,24 @@ namespace gpu {
 
 // ---- GELU -------------------------------------------------------------------------------------------------
 
-// 16 bytes per thread
+// 16 bytes per thread; the last has fewer, if n is not a multiple of them
 __global__ void gelu_forward_kernel(floatX* y, const floatX* x, long n) {
     long i = ((long)blockIdx.x * blockDim.x + threadIdx.x) * vec_size;
-    if (i + vec_size <= n) {
-        Vec<floatX> v = load16(x + i);
-        #pragma unroll
-        for (int k = 0; k < vec_size; k++) v.at[k] = floatX(gelu_of(real(v.at[k])));
-        store16(y + i, v);
-    } else {
-        for (; i < n; i++) y[i] = floatX(gelu_of(real(x[i])));
-    }
+    int left = n - i < vec_size ? (int)(n - i) : vec_size;
+    if (left <= 0) return;
+    auto xs = to_reals(load_row(x + i, 0, left));
+    for (int k = 0; k < vec_size; k++) xs.at[k] = gelu_of(xs.at[k]);
+    store_row(y + i, 0, left, rounded(xs));
 }
 
 // a thread's share of a row, from column c: dy becomes dx, and is added to `sum`
 __device__ inline Vec<floatX> gelu_backward_vector(floatX* dy, const floatX* x, real (&sum)[vec_size], int c,
                                                    int C) {
-    Vec<floatX> d = load_row(dy, c, C), v = load_row(x, c, C);
-    #pragma unroll
-    for (int k = 0; k < vec_size; k++) {
-        d.at[k] = floatX(real(d.at[k]) * gelu_slope(real(v.at[k])));
-        sum[k] += real(d.at[k]);
-    }
+    auto ds = to_reals(load_row(dy, c, C)), xs = to_reals(load_row(x, c, C));
+    for (int k = 0; k < vec_size; k++) ds.at[k] *= gelu_slope(xs.at[k]);
+    Vec<floatX> d = rounded(ds);
+    ds = to_reals(d);
+    for (int k = 0; k < vec_size; k++) sum[k] += ds.at[k];
     store_row(dy, c, C, d);
     return d;
 }
@@ -219,10 +213,6 @@ __global__ void gelu_backward_kernel(floatX* dy, real* sums, const floatX* x, in
     sum_columns_of_block<vec_size>(sums, [&](real (&sum)[vec_size], int n, int c) {
         gelu_backward_vector(dy + (long)n * C, x + (long)n * C, sum, c, C);
     }, N, C);
-}
-
-inline void gelu_forward(floatX* y, const floatX* x, long n, Stream s) {
-    LAUNCH(gelu_forward_kernel, ceil_div(n, 256 * vec_size), 256, 0, s, y, x, n);
 }
 
 inline void gelu_backward(floatX* dy, real* db, const floatX* x, real* sums, int N, int C, bool accumulate,
@@ -270,7 +260,7 @@ void LinearGeluForward::gpu(Stream s) const {
     auto run = [&](bool fused) {
         if (fused) return gpu::gemm(fused_gemm, s);
         LinearForward{.y = up, .x = x, .w = w, .b = b, .N = N, .C = C, .OC = OC}.gpu(s);
-        gpu::gelu_forward(y, up, (long)N * OC, s);
+        GeluForward{y, up, N, OC}.gpu(s);
     };
     run(gpu::fused_is_faster("GELU", fused_gemm, s, run));
 }
@@ -292,5 +282,7 @@ void LinearOfGeluBackward::gpu(Stream s) const {
     run(gpu::fused_is_faster("GELU backward with sums", fused_gemm, s, run));
 }
 
-void GeluForward::gpu(Stream s) const { gpu::gelu_forward(y, x, (long)N * C, s); }
+void GeluForward::gpu(Stream s) const {
+    LAUNCH(gpu::gelu_forward_kernel, ceil_div((long)N * C, 256 * vec_size), 256, 0, s, y, x, (long)N * C);
+}
 #endif

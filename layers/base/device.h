@@ -245,6 +245,34 @@ __device__ inline Vec<T> load16(const T* p) { return load_whole((const Vec<T>*)p
 template <class T>
 __device__ inline void store16(T* p, const Vec<T>& v) { store_whole((Vec<T>*)p, v); }
 
+// 16 bytes at p or, unless `there`, zeros; chosen by words, as nvcc would choose each value by itself
+template <class T>
+__device__ inline Vec<T> load16_if(bool there, const T* p) {
+    Vec<uint32_t> words = {};
+    if (there) words = load16((const uint32_t*)p);
+    return bits_as<Vec<T>>(words);
+}
+
+// A bf16 is the upper half of a float: of each two, one instruction a value
+template <class T, int n>
+__device__ inline Values<real, n> to_reals(const Values<T, n>& v) {
+    Values<real, n> out;
+    if constexpr (std::is_same_v<T, bf16> && n % 2 == 0) {
+        auto words = bits_as<Values<uint32_t, n / 2>>(v);
+        for (int k = 0; k < n; k++)
+            out.at[k] = bits_as<float>(k % 2 ? words.at[k / 2] & 0xFFFF0000u : words.at[k / 2] << 16);
+    } else {
+        for (int k = 0; k < n; k++) out.at[k] = real(v.at[k]);
+    }
+    return out;
+}
+
+__device__ inline Vec<floatX> rounded(const Values<real, vec_size>& x) {
+    Vec<floatX> out;
+    for (int k = 0; k < vec_size; k++) out.at[k] = floatX(x.at[k]);
+    return out;
+}
+
 // 16 bytes from column c of a row of C values; beyond the end of a row that is not whole vectors, 0
 template <class T>
 __device__ inline Vec<T> load_row(const T* row, int c, int C) {
@@ -260,25 +288,19 @@ __device__ inline void store_row(T* row, int c, int C, const Vec<T>& v) {
     for (int k = 0; k < Vec<T>::size && c + k < C; k++) row[c + k] = v.at[k];
 }
 
-// the sum over the warp, the same in every lane, always in the same order
-__device__ inline real warp_sum(real x) {
-    for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(all_lanes, x, lanes);
+// x combined over the warp's lanes or the block's threads: the same in all of them, always in the same order
+template <class T, class Combine>
+__device__ T reduce_warp(T x, Combine combine) {
+    for (int lanes = 16; lanes > 0; lanes /= 2) x = combine(x, __shfl_xor_sync(all_lanes, x, lanes));
     return x;
 }
+__device__ inline real warp_sum(real x) { return reduce_warp(x, [](real a, real b) { return a + b; }); }
+__device__ inline real warp_max(real x) { return reduce_warp(x, [](real a, real b) { return fmax(a, b); }); }
 
-__device__ inline real warp_max(real x) {
-    for (int lanes = 16; lanes > 0; lanes /= 2) {
-        real other = __shfl_xor_sync(all_lanes, x, lanes);
-        x = x > other ? x : other;
-    }
-    return x;
-}
-
-// x combined over the block's threads: the same in all of them, always in the same order; lane: shared
-// memory, for this call alone
+// lane: shared memory, for this call alone
 template <int WARPS, class T, class Combine>
 __device__ T reduce_block(T x, T (&lane)[WARPS], Combine combine) {
-    for (int d = 16; d > 0; d /= 2) x = combine(x, __shfl_xor_sync(all_lanes, x, d));
+    x = reduce_warp(x, combine);
     if (threadIdx.x % 32 == 0) lane[threadIdx.x / 32] = x;
     __syncthreads();
     x = lane[0];
@@ -291,7 +313,7 @@ __device__ T sum_over_block(T x, T (&lane)[WARPS]) {
 }
 template <int WARPS, class T>
 __device__ T max_over_block(T x, T (&lane)[WARPS]) {
-    return reduce_block(x, lane, [](T a, T b) { return a > b ? a : b; });
+    return reduce_block(x, lane, [](T a, T b) { return fmax(a, b); });
 }
 
 constexpr float log2_e = 1.4426950408889634f;  // e^x = 2^(x log2_e)
@@ -306,5 +328,14 @@ __device__ inline float exp2_of(float x) {
     if (y < std::numeric_limits<float>::min()) y = 0;
 #endif
     return y;
+}
+// 1 / x, to its last bit or so, in one instruction
+__device__ inline float reciprocal_of(float x) {
+#if defined(__CUDACC__)
+    asm("rcp.approx.ftz.f32 %0, %0;" : "+f"(x));
+    return x;
+#else
+    return 1 / x;
+#endif
 }
 #endif

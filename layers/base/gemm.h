@@ -93,12 +93,16 @@ inline real gelu_slope(real x) {
 #if KERNELS_HERE
 namespace gpu {
 
-__device__ inline real gelu_of(real x) {
-    return real(0.5) * x * (1 + tanh(gelu_scale * (x + gelu_cubic * x * x * x)));
+// (1 + tanh(u)) / 2 = 1 / (1 + e^-2u): for bf16, accurate to 2^-8 only, by two approximate instructions
+__device__ inline real gelu_half(real x) {
+    real u = gelu_scale * (x + gelu_cubic * x * x * x);
+    if constexpr (sizeof(floatX) == 2) return reciprocal_of(1 + exp2_of(-2 * log2_e * float(u)));
+    else return (1 + tanh(u)) / 2;
 }
+__device__ inline real gelu_of(real x) { return x * gelu_half(x); }
 __device__ inline real gelu_slope(real x) {
-    real t = tanh(gelu_scale * (x + gelu_cubic * x * x * x));
-    return real(0.5) * (1 + t + x * (1 - t * t) * gelu_scale * (1 + 3 * gelu_cubic * x * x));
+    real h = gelu_half(x);  // which grows by 2 h (1 - h) du
+    return h + 2 * x * h * (1 - h) * gelu_scale * (1 + 3 * gelu_cubic * x * x);
 }
 
 }  // namespace gpu

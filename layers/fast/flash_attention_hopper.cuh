@@ -64,9 +64,10 @@ __device__ inline void softmax_tile(float (&s)[N], float (&largest)[2], float (&
                                     float scale_log2) {
     #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float most = largest[half];
+        float most = -INFINITY;
         #pragma unroll
-        for (int i = 2 * half; i < N; i += 4) most = fmaxf(most, fmaxf(s[i], s[i + 1]) * scale_log2);
+        for (int i = 2 * half; i < N; i += 4) most = fmaxf(most, fmaxf(s[i], s[i + 1]));
+        most = fmaxf(largest[half], most * scale_log2);
         for (int lanes = 1; lanes < 4; lanes *= 2)
             most = fmaxf(most, __shfl_xor_sync(all_lanes, most, lanes));
 
@@ -154,7 +155,7 @@ __device__ inline void attend(Attended<HS>& a, HopperBarriers& at, uint32_t q, u
     round_probabilities(p, s);
 
     // two warpgroups start their products in turn, so that one's run during the other's softmax
-    int group = (int)threadIdx.x / 128 - 1;
+    int group = warpgroup_index() - 1;
     if (group == 1 && count > 1) named_barrier_arrive<256>(1);
     for (int i = 1; i < count; i++) {
         named_barrier<256>(1 + group);
@@ -220,7 +221,7 @@ __device__ inline void write_rows(bf16* o, real* lse, const Attended<HS>& a, cha
         if (threadIdx.x % 4 == 0 && query < rows) lse[query] = a.largest[half] / log2_e + logf(all);
     }
 
-    int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4;
+    int group = warpgroup_index() - 1, warp = threadIdx.x / 32 - 4;
     named_barrier<128>(3 + group);  // all warps' products with the queries are complete
     char* its_queries = q + warp * 16 * 128;
     bf16* to = o + row * stride;
@@ -255,7 +256,7 @@ flash_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, bf16* o, real
     }
 
     more_registers<240>();  // 2 x 128 x 240 + 128 x 24: 64,512 of the SM's 65,536
-    int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    int group = warpgroup_index() - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     int own = group * 64 + warp * 16 + lane / 4, c = lane % 4 * 2;
     uint32_t q_own = shared_address(q) + (uint32_t)group * 64 * 128;
     Attended<HS> attended;

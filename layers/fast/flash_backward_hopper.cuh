@@ -163,10 +163,10 @@ __device__ inline float2 sum_over_rows(float2 x) {
 // the last, with the sum of the others to dqkv
 template <int HS>
 __device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, const KeyBlock<HS>& own,
-                               int tile, bf16* dqkv, const FlashScratch& scratch, const AttentionShape& a,
-                               float scale) {
+                               int group, int tile, bf16* dqkv, const FlashScratch& scratch,
+                               const AttentionShape& a, float scale) {
     using Tiles = HopperBackwardTiles<HS>;
-    int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     int g = lane / 4, c = lane % 4 * 2;
     if (own.block > 0) {
         char* to = in.dq + group * Tiles::dq_bytes + threadIdx.x % 128 * 16;
@@ -262,8 +262,8 @@ __device__ inline void attend_backward(const BackwardShared& in, const KeyBlock<
                                        const FlashScratch& scratch, const AttentionShape& a, float scale) {
     using Tiles = HopperBackwardTiles<HS>;
     constexpr int BN = Tiles::keys, BM = Tiles::queries, stages = Tiles::stages, columns = Tiles::columns;
-    int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    int g = lane / 4, c = lane % 4 * 2, in_block = group * 64 + warp * 16;  // this warp's first key
+    int group = warpgroup_index() - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    int g = lane / 4, c = lane % 4 * 2, in_block = (int)threadIdx.x / 32 * 16 - 64;  // this warp's first key
     int first_key = own.block * BN + in_block;
     uint32_t k_own = shared_address(in.k) + (uint32_t)group * 64 * 128, v_own = k_own + Tiles::all_keys;
     uint32_t k_tile = shared_address(in.k), q_tiles = shared_address(in.q), ds_tiles = shared_address(in.ds);
@@ -349,7 +349,7 @@ __device__ inline void attend_backward(const BackwardShared& in, const KeyBlock<
 
         // dq leaves while the tensor cores compute dk
         wgmma_wait<1>(dv, dq);
-        send_dq<HS>(dq, in, own, tile, dqkv, scratch, a, scale);
+        send_dq<HS>(dq, in, own, group, tile, dqkv, scratch, a, scale);
 
         wgmma_wait<0>(dk);
         // lane 0 arrives for its warp, whose reads of the stage's terms barrier 1 has ordered before
@@ -391,10 +391,10 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
     }
     __syncthreads();
 
-    KeyBlock<HS> own(number[0], a.T, a.NH);
     BackwardShared in = {k, v, q, ds, dq, query_terms, at};
     if (threadIdx.x < 128) {  // one warp loads tiles, one copies the queries' terms, two add to dq
         fewer_registers<24>();
+        KeyBlock<HS> own(number[0], a.T, a.NH);
         int group = (int)threadIdx.x / 32 - 2;
         if (group < 0) load_backward_tiles<HS>(in, own, keys_map, queries_map, dout_map, scratch, a);
         else if (threadIdx.x % 32 == 0 && own.block > 0)
@@ -402,7 +402,7 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
         return;
     }
     more_registers<240>();
-    attend_backward<HS>(in, own, dqkv, scratch, a, scale);
+    attend_backward<HS>(in, KeyBlock<HS>(number[0], a.T, a.NH), dqkv, scratch, a, scale);
 }
 
 template <int HS>

@@ -80,9 +80,11 @@ inline void fp8_gelu_backward(floatX* dy, real* db, const floatX* x, real* sums,
 namespace gpu {
 
 template <bool GELU>
-__device__ inline float value_to_round(floatX x) {
-    if constexpr (GELU) x = floatX(gelu_of(real(x)));
-    return (float)real(x);
+__device__ inline Values<real, vec_size> values_to_round(const Vec<floatX>& v) {
+    auto x = to_reals(v);
+    if constexpr (!GELU) return x;
+    for (int k = 0; k < vec_size; k++) x.at[k] = gelu_of(x.at[k]);
+    return to_reals(rounded(x));
 }
 
 // the largest of a block's values, which are not negative, in its first thread; NaN is ignored
@@ -98,8 +100,8 @@ __device__ inline float block_largest(float most) {
 
 template <bool GELU = false>
 __device__ inline float larger(float most, const Vec<floatX>& v) {
-    #pragma unroll
-    for (int k = 0; k < vec_size; k++) most = fmaxf(most, fabsf(value_to_round<GELU>(v.at[k])));
+    auto x = values_to_round<GELU>(v);
+    for (int k = 0; k < vec_size; k++) most = fmaxf(most, fabsf((float)x.at[k]));
     return most;
 }
 
@@ -154,10 +156,10 @@ __global__ void fp8_round_kernel(T8* q, T8* q_t, const Fp8Scale* scale, const fl
         int n = i / (fp8_tile / vec_size), c = i % (fp8_tile / vec_size) * vec_size;
         if (n0 + n >= N || c0 + c >= C) continue;
         long at = (long)(n0 + n) * C + c0 + c;
-        Vec<floatX> v = load16(x + at);
+        auto v = values_to_round<GELU>(load16(x + at));
         Values<T8, vec_size> out;
         #pragma unroll
-        for (int k = 0; k < vec_size; k++) out.at[k] = T8::of(value_to_round<GELU>(v.at[k]) * times);
+        for (int k = 0; k < vec_size; k++) out.at[k] = T8::of((float)v.at[k] * times);
         uint32_t words[vec_size / 4];
         memcpy(words, &out, sizeof words);
         #pragma unroll

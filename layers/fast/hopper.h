@@ -295,6 +295,10 @@ HOST_DEVICE inline uint32_t swizzled(uint32_t tile, int row, int column) {
     return address ^ (address >> 3 & 0x70);
 }
 
+// of this thread: by a shuffle, as nvcc could not know otherwise that all lanes have the same, and would keep
+// descriptors in registers of each lane
+__device__ inline int warpgroup_index() { return __shfl_sync(all_lanes, (int)threadIdx.x / 128, 0); }
+
 // whether this is compiled for a device that has all of the above
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr bool has_wgmma = false;
@@ -304,20 +308,23 @@ constexpr bool has_wgmma = true;
 
 // ---- descriptors of tiles loaded by TMA, (rows, 64) each, aligned to 1024 bytes --------------------------
 
-HOST_DEVICE constexpr uint64_t swizzled_descriptor(uint32_t address, uint32_t leading, uint32_t stride) {
-    return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(leading >> 4) << 16 |
-           (uint64_t)(stride >> 4) << 32 | 1ull << 62;
+// of `offset` bytes behind the tile. A sum of three terms, of which only the first depends on where the tile
+// is: products of one tile share it
+HOST_DEVICE constexpr uint64_t swizzled_descriptor(uint32_t tile, uint32_t offset, uint32_t leading,
+                                                   uint32_t stride) {
+    uint32_t low = ((tile & 0x3FFFF) >> 4) + (offset >> 4) + ((leading >> 4) << 16);
+    return (uint64_t)low | (uint64_t)(stride >> 4 | 1u << 30) << 32;
 }
 
 // the tile's rows are the operand's M or N, its columns k … k + 15 are K
 HOST_DEVICE inline uint64_t rows_descriptor(uint32_t tile, int k) {
-    return swizzled_descriptor(tile + 2 * (uint32_t)k, 16, 1024);
+    return swizzled_descriptor(tile, 2 * (uint32_t)k, 16, 1024);
 }
 
 // the tile's rows k … k + 15 are the operand's K, its columns are M or N; columns beyond 64 are in the
 // tiles that follow, `tile_bytes` apart
 HOST_DEVICE inline uint64_t columns_descriptor(uint32_t tile, int k, uint32_t tile_bytes) {
-    return swizzled_descriptor(tile + 128 * (uint32_t)k, tile_bytes, 1024);
+    return swizzled_descriptor(tile, 128 * (uint32_t)k, tile_bytes, 1024);
 }
 
 }  // namespace gpu

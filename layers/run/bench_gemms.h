@@ -166,7 +166,7 @@ public:
             if (is_up) fused.up = up;
             measure((name + ", forward").c_str(), fused, forward, l.has_bias, [&] {
                 LAUNCH(gpu::add_bias_kernel, N, 128, 0, nullptr, y, bias, l.out);
-                if (is_up) gpu::gelu_forward(up, y, (long)N * l.out, nullptr);
+                if (is_up) GeluForward{up, y, N, l.out}.gpu(nullptr);
             });
 
             Gemm<floatX> input = input_gemm(x, y, w, N, l.in, l.out), of_gelu = input;

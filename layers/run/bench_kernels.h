@@ -143,7 +143,7 @@ private:
             LayerNormBackward{o, dw, db, a, b, w, stats, scratch, N, C, true}.gpu(nullptr);
         });
         measure("residual", 3 * A, 0, [&] { ResidualForward{o, a, b, bias, N, C}.gpu(nullptr); });
-        measure("gelu", 8 * A, 0, [&] { gpu::gelu_forward(b, a, wide, nullptr); });
+        measure("gelu", 8 * A, 0, [&] { GeluForward{b, a, N, 4 * C}.gpu(nullptr); });
         measure("gelu backward, with bias", 12 * A, 0,
                 [&] { gpu::gelu_backward(b, db, a, scratch, N, 4 * C, true, nullptr); });
         measure("bias gradient of up", 4 * A, 0,
