@@ -196,7 +196,7 @@ struct AdamW {
     void gpu(Stream) const;
 };
 
-// sum += x; both (n) real, and aligned to 16 bytes
+// sum += x; both (n) real
 struct AddValues {
     real* sum;
     const real* x;
@@ -444,7 +444,9 @@ __global__ void square_sums_add_kernel(double* sums, const double* parts, const 
 constexpr int sum_block = 1024;
 __global__ void sum_values_kernel(double* out, const real* x, long n) {
     double sum = 0;
-    for (long i = threadIdx.x; i < n; i += blockDim.x) sum += x[i];
+    #pragma unroll 16  // 16 loads in flight
+    for (int k = 0; k < (int)((n - threadIdx.x + sum_block - 1) / sum_block); k++)
+        sum += x[(long)k * sum_block + threadIdx.x];
     SHARED(double, lane, sum_block / 32);
     sum = sum_over_block(sum, lane);
     if (threadIdx.x == 0) *out = sum;

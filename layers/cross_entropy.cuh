@@ -158,15 +158,13 @@ namespace gpu {
 
 constexpr int cross_entropy_block = 512;  // one block per row, in all kernels
 
-// e^(x - y). bf16 logits are accurate to 2^-8 only, so the GPU's approximate 2^x, one instruction behind one
-// multiply-add, is accurate enough
-__device__ inline real exp_of_difference(real x, real y) {
-    if constexpr (sizeof(floatX) == 2) return exp2_of(float(x) * log2_e - float(y) * log2_e);
-    else return exp(x - y);
+// bf16 logits are accurate to 2^-8 only, so the GPU's approximate 2^x, one instruction, is accurate enough
+__device__ inline real exp_of(real x) {
+    if constexpr (sizeof(floatX) == 2) return exp2_of(float(x) * log2_e);
+    else return exp(x);
 }
 
-// calls f(vector, its column) for this thread's vectors of a row, four of which are loaded at a time: the
-// memory would idle behind one
+// calls f(vector, its column) for this thread's vectors of a row; loads of four are in flight at a time
 template <class F>
 __device__ void each_vector(const floatX* row, VocabularyShard v, F f) {
     constexpr int step = cross_entropy_block * vec_size, together = 4;
@@ -196,7 +194,7 @@ __device__ inline void take_largest(real& most, const Values<real, vec_size>& x)
     for (int k = 0; k < vec_size; k++) most = fmax(most, x.at[k]);
 }
 __device__ inline void add_exp(real& sum, const Values<real, vec_size>& x, real most) {
-    for (int k = 0; k < vec_size; k++) sum += exp_of_difference(x.at[k], most);
+    for (int k = 0; k < vec_size; k++) sum += exp_of(x.at[k] - most);
 }
 // whether this thread has the vector with column c: it stores the target's gradient, after the vector's
 __device__ inline bool has_column(int c) {
@@ -204,7 +202,7 @@ __device__ inline bool has_column(int c) {
 }
 // the gradient for tokens other than the target
 __device__ inline Vec<floatX> loss_gradients(Values<real, vec_size> x, real log_sum, real dloss) {
-    for (int k = 0; k < vec_size; k++) x.at[k] = exp_of_difference(x.at[k], log_sum) * dloss;
+    for (int k = 0; k < vec_size; k++) x.at[k] = exp_of(x.at[k] - log_sum) * dloss;
     return rounded(x);
 }
 
@@ -244,11 +242,11 @@ __global__ void cross_entropy_finish_kernel(real* losses, floatX* logits, const 
         store_row(row, c, v.size, loss_gradients(logits_of(x, c, v), log_sum, dloss));
     });
     if (column >= 0 && column < v.valid && has_column(column))
-        row[column] = floatX((exp_of_difference(exp_sums[N + n], log_sum) - 1) * dloss);
+        row[column] = floatX((exp_of(exp_sums[N + n] - log_sum) - 1) * dloss);
 }
 
 // the whole vocabulary on one rank: a row is read once, kept in shared memory, and written once
-__global__ void __launch_bounds__(cross_entropy_block, 2)
+__global__ void __launch_bounds__(cross_entropy_block)
 cross_entropy_kernel(real* losses, floatX* logits, const int* targets, real dloss,
                      VocabularyShard v) {
     DYNAMIC_SHARED(floatX, in_shared);
@@ -282,7 +280,7 @@ cross_entropy_kernel(real* losses, floatX* logits, const int* targets, real dlos
     #pragma unroll 4
     for (int c = threadIdx.x * vec_size; c < v.size; c += step)
         store_row(row, c, v.size, loss_gradients(to_reals(load16(in_shared + c)), log_sum, dloss));
-    if (counts && has_column(column)) row[column] = floatX((exp_of_difference(target, log_sum) - 1) * dloss);
+    if (counts && has_column(column)) row[column] = floatX((exp_of(target - log_sum) - 1) * dloss);
 }
 
 }  // namespace gpu

@@ -185,8 +185,10 @@ __global__ void position_backward_kernel(real* dwpe, const floatX* dx, int offse
                                          bool accumulate) {
     long i = (long)blockIdx.x * blockDim.x + threadIdx.x, t = i / C;
     if (t >= T) return;
+    long first = (t - offset % T + T) % T;
     real sum = 0;
-    for (long n = (t - offset % T + T) % T; n < N; n += T) sum += real(dx[n * C + i % C]);
+    #pragma unroll 8
+    for (int k = 0; k < (N - first + T - 1) / T; k++) sum += real(dx[(first + (long)k * T) * C + i % C]);
     dwpe[i] = (accumulate ? dwpe[i] : 0) + sum;
 }
 

@@ -323,10 +323,10 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, const floatX* x, float
     }
 }
 
-// how many blocks of backward a multiprocessor must have registers for: with three (rows of up to 768 values)
-// or four (up to 2048), a Hopper GPU's 132 multiprocessors run all groups at once
+// how many blocks of backward a multiprocessor must have registers for: with four (rows of up to 768 values)
+// or five (up to 2048), the 108 multiprocessors of an A100, or a Hopper GPU's 132, run all groups at once
 constexpr int norm_backward_blocks(int warps, int vectors) {
-    return vectors == row_vectors ? 1 : warps == 1 ? 3 : warps == 4 ? 4 : 1;
+    return vectors == row_vectors ? 1 : warps == 1 ? 4 : warps == 4 ? 5 : 1;
 }
 
 // parts (2, groups, C): each group's sums for dw and for db
@@ -338,8 +338,6 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
     real dw[VECTORS][vec_size] = {}, db[VECTORS][vec_size] = {};
     constexpr bool keeps = WARPS < 16;  // 16 warps or more leave a thread too few registers: they read twice
     real inverse = 1 / real(C);
-    Vec<floatX> ws[VECTORS];
-    if (keeps) load_row_vectors<WARPS>(ws, w, C);
 
     for (int n = first; n < N; n += step) {
         long row = (long)n * C;
@@ -356,7 +354,7 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
         for (int k = 0; k < VECTORS; k++) {
             auto xk = to_reals(keeps ? xs[k] : row_vector<WARPS>(x + row, k, C));
             auto gk = to_reals(keeps ? gs[k] : row_vector<WARPS>(dy + row, k, C));
-            auto wk = to_reals(keeps ? ws[k] : row_vector<WARPS>(w, k, C));
+            auto wk = to_reals(row_vector<WARPS>(w, k, C));
             for (int i = 0; i < vec_size; i++) {
                 real xhat = (xk.at[i] - m) * r, d = gk.at[i], g = d * wk.at[i];
                 g_sum += g;
@@ -374,7 +372,7 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
             auto xk = to_reals(keeps ? xs[k] : row_vector<WARPS>(x + row, k, C));
             auto gk = to_reals(keeps ? gs[k] : row_vector<WARPS>(dy + row, k, C));
             auto dk = to_reals(keeps ? out[k] : row_vector<WARPS>(dx + row, k, C));
-            auto wk = to_reals(keeps ? ws[k] : row_vector<WARPS>(w, k, C));
+            auto wk = to_reals(row_vector<WARPS>(w, k, C));
             for (int i = 0; i < vec_size; i++) {
                 real xhat = (xk.at[i] - m) * r, g = gk.at[i] * wk.at[i];
                 dk.at[i] += r * (g - g_sum - xhat * gx_sum);

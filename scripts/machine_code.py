@@ -199,8 +199,8 @@ def compile_kernels(nvcc, arch, folder):
     result = subprocess.run([nvcc, *options, "-x", "cu", unit, "-o", cubin], capture_output=True, text=True)
     if result.returncode:
         sys.exit(f"kernel_report.py: {nvcc}: {result.stderr[-2000:]}")
-    if serialised := re.findall(r".*\(C75\d\d\).*", result.stderr):  # products that wait for one another
-        sys.exit(f"kernel_report.py: ptxas serialises wgmma: {serialised[0]}")
+    if advice := re.findall(r".*\(C75\d\d\).*", result.stderr):  # above all: "wgmma … are serialized"
+        sys.exit(f"kernel_report.py: ptxas: {advice[0]}")
     text = subprocess.run(
         [find_nvdisasm(nvcc), "-c", cubin], capture_output=True, text=True, check=True
     ).stdout

@@ -124,7 +124,10 @@ void refuse_overwriting_inputs(const Command& command) {
 const StepForm& parse(int argc, char** argv, Command& command) {
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") && strcmp(argv[i], "-h")) continue;
-        if (comm::world_rank() == 0) fputs(help().c_str(), stdout);
+        if (comm::world_rank() == 0) {
+            fputs(help().c_str(), stdout);
+            check_standard_output();
+        }
         comm::finish();
         exit(0);
     }

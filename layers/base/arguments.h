@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 #include "check.h"
-#include "whole_file.h"
+#include "file_writer.h"
 
 constexpr const char* program_version = "1.0.0";  // of all programs; checkpoints record it
 
@@ -234,6 +234,7 @@ struct Arguments {
         for (int i = 1; i < argc; i++)
             if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
                 fputs((usage + help_lines(forms)).c_str(), stdout);
+                check_standard_output();
                 exit(0);
             } else if (!strcmp(argv[i], "--version")) {
                 printf("%s\n", program_version);

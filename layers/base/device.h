@@ -253,7 +253,7 @@ __device__ inline Vec<T> load16_if(bool there, const T* p) {
     return bits_as<Vec<T>>(words);
 }
 
-// A bf16 is the upper half of a float: of each two, one instruction a value
+// as reals. A bf16 is the upper half of a float: one instruction makes it one, of a word with two
 template <class T, int n>
 __device__ inline Values<real, n> to_reals(const Values<T, n>& v) {
     Values<real, n> out;
