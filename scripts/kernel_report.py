@@ -126,10 +126,15 @@ def works_of(m, kernels, operations, gpu):
     if hopper[0] in kernels and kernels[hopper[0]]["loop"].count("tensor"):  # its 8 warps that multiply
         columns = math.ceil(HS / 64) * 64  # of tiles: beyond the head's they hold zeros
         blocks, tile = math.ceil(T / 128), 128 * columns * 2
-        turns = heads * sum(i + 1 for i in range(blocks))
-        attention = Work(hopper[0], L, 4 * rows, turns, 256, 5 * tile + 1024, instead=attention)
+
+        def further(body):  # of a tile of queries, the tiles of keys after the first
+            return (blocks - 1) / 2 if "tensor" in [i.kind() for i in body] else 1
+
+        attention = Work(
+            hopper[0], L, 4 * rows, heads * blocks, 256, 6 * tile + 1024, further, instead=attention
+        )
         queries = 128 if HS == 64 else 64
-        turns *= 128 // queries
+        turns = heads * sum(i + 1 for i in range(blocks)) * 128 // queries
         shared = 2 * tile + 4 * queries * columns * 2 + 2 * 128 * queries * 2 + 2 * 16384
         shared += 8 * 3 * columns * 4 + 1024
         attention_backward = Work(hopper[1], L, 8 * rows, turns, 256, shared, instead=attention_backward)

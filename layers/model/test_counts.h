@@ -50,7 +50,8 @@ void test_counts() {
             if (!wastes && c.turns == c.least_turns) continue;
             const char* why = nullptr;
             for (auto& named : named_lines)
-                if (kernel.find(named.kernel) != kernel.npos && line.find(named.line) == 0) why = named.why;
+                if (kernel.find(named.kernel) != kernel.npos && line.find(named.line) != line.npos)
+                    why = named.why;
             std::string what = text("%s, %s: %.1f %% of %ld sectors, %ld conflicts in %ld turns",
                                     kernel.c_str(), line.c_str(), percent(c), c.sectors,
                                     c.turns - c.least_turns, c.turns);
