@@ -322,10 +322,11 @@ TensorMap tiles_of(const bf16* x, int parts, int rows, AttentionShape a) {
                            {0, HS * sizeof(bf16), row, (uint64_t)a.T * row}, {64, 1, (uint32_t)rows, 1});
 }
 
-// ctas: how many share the work, at most; one fits an SM
+// ctas: how many share the work, at most. One fits an SM; eight for each, so that SMs that are free take what
+// others, which NCCL may hold, do not
 template <int HS>
 void flash_forward_hopper(bf16* o, real* lse, const bf16* qkv, AttentionShape a, Stream s,
-                          int ctas = multiprocessors()) {
+                          int ctas = 8 * multiprocessors()) {
     using Tiles = HopperTiles<HS>;
     TensorMap map = tiles_of<HS>(qkv, 3, Tiles::keys, a);
     allow_shared(flash_forward_hopper_kernel<HS>, Tiles::bytes);

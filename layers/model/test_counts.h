@@ -5,13 +5,14 @@
 #if defined(WATCHED)
 // lines that ask for sectors which they use in part, or meet on a bank, and why that may be
 struct Named {
-    const char *kernel, *line, *why;
+    const char *kernel, *line, *why;  // line: its beginning or, with " in ", a caller's
+    double least = 0;                 // per cent of the sectors that must be used
 };
 const Named named_lines[] = {
     {"flash_forward", "flash_attention.cuh", "of each row a warp's fragments hold 16 bytes"},
     {"flash_backward", "flash_attention.cuh", "of each row a warp's fragments hold 16 bytes"},
     {"packed_tiles", "flash_attention.cuh", "of each row a warp's fragments hold 16 bytes"},
-    {"layernorm_backward_rows", "layernorm.cuh", "sums, written once for all rows of a group"},
+    {"layernorm_backward_rows", " in layernorm.cuh", "sums, written once for all rows of a group", 50},
     {"adamw_kernel", "adamw.cuh", "hyper-parameters, the same for all lanes"},
     {"fp8_round", "fp8_round.cuh", "rows of an odd number of words, for the columns' sake"},
 };
@@ -50,7 +51,8 @@ void test_counts() {
             if (!wastes && c.turns == c.least_turns) continue;
             const char* why = nullptr;
             for (auto& named : named_lines)
-                if (kernel.find(named.kernel) != kernel.npos && line.find(named.line) != line.npos)
+                if (size_t at = line.find(named.line); kernel.find(named.kernel) != kernel.npos &&
+                    (named.line[0] == ' ' ? at != line.npos : at == 0) && percent(c) >= named.least)
                     why = named.why;
             std::string what = text("%s, %s: %.1f %% of %ld sectors, %ld conflicts in %ld turns",
                                     kernel.c_str(), line.c_str(), percent(c), c.sectors,
