@@ -323,10 +323,10 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, const floatX* x, float
     }
 }
 
-// how many blocks of backward a multiprocessor must have registers for: with four (rows of up to 768 values)
-// or five (up to 2048), the 108 multiprocessors of an A100, or a Hopper GPU's 132, run all groups at once
+// how many blocks of backward a multiprocessor must have registers for: with three (rows of up to 768 values)
+// a Hopper GPU's 132 run all groups at once, with five (up to 2048) an A100's 108 as well
 constexpr int norm_backward_blocks(int warps, int vectors) {
-    return vectors == row_vectors ? 1 : warps == 1 ? 4 : warps == 4 ? 5 : 1;
+    return vectors == row_vectors ? 1 : warps == 1 ? 3 : warps == 4 ? 5 : 1;
 }
 
 // parts (2, groups, C): each group's sums for dw and for db

@@ -82,9 +82,11 @@ namespace gpu {
 template <bool GELU>
 __device__ inline Values<real, vec_size> values_to_round(const Vec<floatX>& v) {
     auto x = to_reals(v);
-    if constexpr (!GELU) return x;
-    for (int k = 0; k < vec_size; k++) x.at[k] = gelu_of(x.at[k]);
-    return to_reals(rounded(x));
+    if constexpr (GELU) {
+        for (int k = 0; k < vec_size; k++) x.at[k] = gelu_of(x.at[k]);
+        x = to_reals(rounded(x));
+    }
+    return x;
 }
 
 // the largest of a block's values, which are not negative, in its first thread; NaN is ignored
