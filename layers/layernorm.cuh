@@ -221,6 +221,7 @@ __device__ inline int row_column(int k) {
 template <int WARPS>
 __device__ inline Vec<floatX> row_vector(const floatX* row, int k, int C) {
     int c = row_column<WARPS>(k);
+    if constexpr (sizeof(floatX) > 2) return c < C ? load16(row + c) : Vec<floatX>{};
     return load16_if(c < C, row + c);
 }
 template <int WARPS, int VECTORS>
@@ -324,9 +325,9 @@ layernorm_forward_rows_kernel(floatX* y, NormStats stats, const floatX* x, float
 }
 
 // how many blocks of backward a multiprocessor must have registers for: with three (rows of up to 768 values)
-// a Hopper GPU's 132 run all groups at once, with five (up to 2048) an A100's 108 as well
+// or four (up to 2048), a Hopper GPU's 132 multiprocessors run all groups at once
 constexpr int norm_backward_blocks(int warps, int vectors) {
-    return vectors == row_vectors ? 1 : warps == 1 ? 3 : warps == 4 ? 5 : 1;
+    return vectors == row_vectors ? 1 : warps == 1 ? 3 : warps == 4 ? 4 : 1;
 }
 
 // parts (2, groups, C): each group's sums for dw and for db
@@ -352,11 +353,11 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
         real m = stats.mean[n], r = stats.rstd[n], g_sum = 0, gx_sum = 0;
         #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
-            auto xk = to_reals(keeps ? xs[k] : row_vector<WARPS>(x + row, k, C));
-            auto gk = to_reals(keeps ? gs[k] : row_vector<WARPS>(dy + row, k, C));
-            auto wk = to_reals(row_vector<WARPS>(w, k, C));
+            Vec<floatX> xk = keeps ? xs[k] : row_vector<WARPS>(x + row, k, C);
+            Vec<floatX> gk = keeps ? gs[k] : row_vector<WARPS>(dy + row, k, C);
+            Vec<floatX> wk = row_vector<WARPS>(w, k, C);
             for (int i = 0; i < vec_size; i++) {
-                real xhat = (xk.at[i] - m) * r, d = gk.at[i], g = d * wk.at[i];
+                real xhat = (real(xk.at[i]) - m) * r, d = real(gk.at[i]), g = d * real(wk.at[i]);
                 g_sum += g;
                 gx_sum += g * xhat;
                 dw[k][i] += d * xhat;
@@ -369,15 +370,15 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
         // dx, added to the residual stream's gradient so far
         #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
-            auto xk = to_reals(keeps ? xs[k] : row_vector<WARPS>(x + row, k, C));
-            auto gk = to_reals(keeps ? gs[k] : row_vector<WARPS>(dy + row, k, C));
-            auto dk = to_reals(keeps ? out[k] : row_vector<WARPS>(dx + row, k, C));
-            auto wk = to_reals(row_vector<WARPS>(w, k, C));
+            Vec<floatX> xk = keeps ? xs[k] : row_vector<WARPS>(x + row, k, C);
+            Vec<floatX> gk = keeps ? gs[k] : row_vector<WARPS>(dy + row, k, C);
+            Vec<floatX> dk = keeps ? out[k] : row_vector<WARPS>(dx + row, k, C);
+            Vec<floatX> wk = row_vector<WARPS>(w, k, C);
             for (int i = 0; i < vec_size; i++) {
-                real xhat = (xk.at[i] - m) * r, g = gk.at[i] * wk.at[i];
-                dk.at[i] += r * (g - g_sum - xhat * gx_sum);
+                real xhat = (real(xk.at[i]) - m) * r, g = real(gk.at[i]) * real(wk.at[i]);
+                dk.at[i] = floatX(real(dk.at[i]) + r * (g - g_sum - xhat * gx_sum));
             }
-            store_row_vector<WARPS>(dx + row, k, rounded(dk), C);
+            store_row_vector<WARPS>(dx + row, k, dk, C);
         }
     }
 
@@ -386,8 +387,7 @@ layernorm_backward_rows_kernel(floatX* dx, real* parts, const floatX* dy, const 
     for (int k = 0; k < VECTORS; k++) {
         int c = row_column<WARPS>(k);
         if (c >= C) break;
-        constexpr int each = Vec<real>::size;
-        for (int i = 0; i < vec_size; i += each) {
+        for (int i = 0; i < vec_size; i += Vec<real>::size) {
             store16(parts + (long)first * C + c + i, *(const Vec<real>*)&dw[k][i]);
             store16(parts + ((long)step + first) * C + c + i, *(const Vec<real>*)&db[k][i]);
         }
