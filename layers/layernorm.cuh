@@ -221,7 +221,7 @@ __device__ inline int row_column(int k) {
 template <int WARPS>
 __device__ inline Vec<floatX> row_vector(const floatX* row, int k, int C) {
     int c = row_column<WARPS>(k);
-    if constexpr (sizeof(floatX) > 2) return c < C ? load16(row + c) : Vec<floatX>{};
+    if constexpr (sizeof(floatX) > 2 && WARPS == 16) return c < C ? load16(row + c) : Vec<floatX>{};
     return load16_if(c < C, row + c);
 }
 template <int WARPS, int VECTORS>
