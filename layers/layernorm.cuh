@@ -217,7 +217,7 @@ __device__ inline int row_column(int k) {
 }
 
 // this thread's k-th vector of a row; 0 beyond the row. There is no branch, so that all loads of a row are in
-// flight together
+// flight together. (In fp32, 16 warps have no registers for a choice by words: it would spill in backward)
 template <int WARPS>
 __device__ inline Vec<floatX> row_vector(const floatX* row, int k, int C) {
     int c = row_column<WARPS>(k);

@@ -345,9 +345,10 @@ def generator_beside_training():
     good = r.returncode == 1 and "standard output: cannot be written" in r.stderr
     check(good, f"a text for a full disk: {r.returncode} {r.stderr[-400:]}")
     for tool in ("train_gpt", "tokenize", "tasks", "convert"):
-        r = run(["bash", "-c", '"$1" --help > /dev/full', "full", str(BUILD / tool)])
-        good = r.returncode == 1 and "standard output: cannot be written" in r.stderr
-        check(good, f"{tool} --help for a full disk: {r.returncode} {r.stderr[-400:]}")
+        for option in ("--help", "--version"):
+            r = run(["bash", "-c", '"$1" $2 > /dev/full', "full", str(BUILD / tool), option])
+            good = r.returncode == 1 and "standard output: cannot be written" in r.stderr
+            check(good, f"{tool} {option} for a full disk: {r.returncode} {r.stderr[-400:]}")
     process.terminate()
     check("stopped by a signal" in end(process), "the run goes on until it is stopped")
 

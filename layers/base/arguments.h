@@ -238,6 +238,7 @@ struct Arguments {
                 exit(0);
             } else if (!strcmp(argv[i], "--version")) {
                 printf("%s\n", program_version);
+                check_standard_output();
                 exit(0);
             }
         for (auto& given : parse_command_line(argc, argv, forms, &words))

@@ -8,7 +8,7 @@
 //   4: a consumer's warps have read its queries, whose tile then takes its output).
 //     tiles     (128, 64) of q, k or v, rows swizzled; one or two of them side by side
 //     *_full    mbarrier of a stage: its bytes have arrived       the consumers wait for it
-//     *_free    mbarrier of a stage: eight warps are done with it   the producer waits for it
+//     *_free    mbarrier of a stage: eight warps are done         the producer waits for it
 //   communicates: nothing    cost: that of flash_attention.cuh
 //   gpu: bf16, HS 64, 80, 96 or 128, any T; shared memory 1 + columns * 1.5 KB. A head's values take one or
 //   two tiles of 64 columns; beyond those of a head of 80 or 96 TMA brings zeros, which add nothing
