@@ -127,17 +127,26 @@ def works_of(m, kernels, operations, gpu):
         columns = math.ceil(HS / 64) * 64  # of tiles: beyond the head's they hold zeros
         blocks, tile = math.ceil(T / 128), 128 * columns * 2
 
-        def further(body):  # of a tile of queries, the tiles of keys after the first
-            return (blocks - 1) / 2 if "tensor" in [i.kind() for i in body] else 1
+        def repeats(times):  # loops inside: those that multiply, so often; others once
+            return lambda body: times if "tensor" in [i.kind() for i in body] else 1
 
         attention = Work(
-            hopper[0], L, 4 * rows, heads * blocks, 256, 6 * tile + 1024, further, instead=attention
+            hopper[0],
+            L,
+            4 * rows,
+            heads * blocks,
+            256,
+            6 * tile + 1024,
+            repeats((blocks - 1) / 2),  # of a tile of queries, the tiles of keys after the first
+            instead=attention,
         )
         queries = 128 if HS == 64 else 64
-        turns = heads * sum(i + 1 for i in range(blocks)) * 128 // queries
+        tiles = (blocks + 1) / 2 * 128 / queries  # of queries, that see a block of keys
         shared = 2 * tile + 4 * queries * columns * 2 + 2 * 128 * queries * 2 + 2 * 16384
         shared += 8 * 3 * columns * 4 + 1024
-        attention_backward = Work(hopper[1], L, 8 * rows, turns, 256, shared, instead=attention_backward)
+        attention_backward = Work(
+            hopper[1], L, 8 * rows, heads * blocks, 256, shared, repeats(tiles), instead=attention_backward
+        )
 
     def of(operation, kernel, turns, threads, per_call=1, bytes=None, **more):
         """A kernel of one of the step's operations, which moves its bytes unless others are given."""
@@ -190,8 +199,9 @@ def estimate(kernel, work, gpu):
     unit = max(units, key=units.get)
     busy = (units[unit] + sum(units.values())) / 2
 
-    near, far = loop.waits()
-    alone = near * gpu.l2 + far * gpu.memory + loop.count("fence") * 2 * gpu.l2 + loop.count("barrier") * 30
+    near, far = loop.waits(work.trips)
+    fences, barriers = (loop.count(kind, work.trips) for kind in ("fence", "barrier"))
+    alone = near * gpu.l2 + far * gpu.memory + fences * 2 * gpu.l2 + barriers * 30
     alone += busy * 4  # a warp has its sub-partition alone
     turns = work.turns / gpu.sms
     return {

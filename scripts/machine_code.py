@@ -87,20 +87,20 @@ class Loop:
     def shared_bytes(self, trips):
         return sum(32 * i.bytes() * t for i, t in self.executed(trips) if i.kind() in ("shared", "copy"))
 
-    def waits(self):
+    def waits(self, trips=lambda body: 1):
         """how often it waits for global memory, near (L2, by ld.cg) and far"""
         pending, near, far, since_copy = {}, 0, 0, None
-        for i in self.body:
+        for i, times in self.executed(trips):
             used = i.registers() & pending.keys()
             if used:
-                near += all(pending[r] for r in used)
-                far += not all(pending[r] for r in used)
+                near += times * all(pending[r] for r in used)
+                far += times * (not all(pending[r] for r in used))
                 pending.clear()
             since_copy = since_copy + 1 if since_copy is not None else None
             if i.kind() == "copy":
                 since_copy = 0
             if i.name.startswith("DEPBAR") and since_copy is not None:
-                far += since_copy < 150  # nothing to do meanwhile
+                far += times * (since_copy < 150)  # nothing to do meanwhile
                 since_copy = None
             if i.name.startswith("LDG.") or i.name == "LDG":
                 for r in i.loaded():

@@ -7,13 +7,17 @@
 //   the same. Block 0, whose turn is the last, reads the sum of the others and writes dq itself. With three
 //   blocks (T = 384), of the queries on block 2's diagonal block 2 stores its dq (turn 0), block 1 adds to it
 //   (turn 1), and block 0 reads the sum (turn 2).
-//     keys       mbarrier: the block's k and v have arrived
+//   A CTA stays on its SM and takes one block after the other, the next that no CTA has taken, so that the
+//   loads of the next hide behind the output of the last; tiles of queries and their ds are counted through.
+//     keys_full  mbarrier: a block's number and its k and v have arrived
+//     keys_free  mbarrier: eight warps are done with k and v
 //     full       mbarrier of a stage: its queries, dout and their terms have arrived
 //     free       mbarrier of a stage: eight warps are done with it
-//     dq_full    mbarrier of a warpgroup: its dq is in shared memory
+//     dq_full    mbarrier of a warpgroup: its dq of a tile is in shared memory, or in block 0 written
 //     dq_free    mbarrier of a warpgroup: it has been read there, or was never written: a new mbarrier's
 //                phase of parity 1 counts as ended
-//     barriers   1: ds is complete (at the end: the column sums); 2, 3: a warpgroup may read the others' sum
+//     barriers   1: ds is complete (at a block's end: the column sums); 2, 3: a warpgroup may read the
+//                others' sum
 //   communicates: nothing    cost: that of flash_attention.cuh
 //   gpu: bf16, HS 64, 80, 96 or 128, any T
 #pragma once
@@ -36,11 +40,21 @@ struct HopperBackwardTiles {
 };
 
 struct HopperBackwardBarriers {
-    Mbarrier keys, full[2], free[2], dq_full[2], dq_free[2];
+    Mbarrier keys_full, keys_free, full[2], free[2], dq_full[2], dq_free[2];
 };
 
-// A block's tiles of queries, and their sums of dq, to which blocks add in turn: the one on the diagonal
-// first, the one of keys 0 last
+// a warpgroup's part of a tile's dq: where its sum lies, to which blocks add in turn
+struct DqPart {
+    int number;   // -1: there are no more
+    int before;   // how many blocks add to it before this one
+    bool is_last;  // after this block no other adds to it: it writes dq itself
+
+    __device__ int* turn(const FlashScratch& s) const { return s.turns + 1 + number; }
+    __device__ float* sums(const FlashScratch& s) const { return s.dq + number * 128L * 32; }
+};
+
+// A block's tiles of queries. All blocks are numbered by head, of a head the last keys first. To a tile's dq
+// the block on the diagonal adds first, the one of keys 0 last
 template <int HS>
 struct KeyBlock {
     using Tiles = HopperBackwardTiles<HS>;
@@ -55,47 +69,22 @@ struct KeyBlock {
         block = blocks - 1 - number % blocks;
         first_tile = block * Tiles::keys / Tiles::queries;
     }
+    __device__ bool exists(const AttentionShape& a) const { return head < a.B * a.NH; }
 
-    // how many blocks add to a tile before this one
-    __device__ int turn_of(int tile) const {
+    __device__ DqPart part(int tile, int group) const {
         int last = (tile * Tiles::queries + Tiles::queries - 1) / Tiles::keys;
-        return (last < blocks - 1 ? last : blocks - 1) - block;
-    }
-    __device__ long part(int tile, int group) const { return ((long)head * tiles + tile) * 2 + group; }
-    __device__ int* turn(const FlashScratch& s, int tile, int group) const {
-        return s.turns + 1 + part(tile, group);
-    }
-    __device__ float* dq_sums(const FlashScratch& s, int tile, int group) const {
-        return s.dq + part(tile, group) * (Tiles::dq_bytes / 4);
+        return {(head * tiles + tile) * 2 + group, (last < blocks - 1 ? last : blocks - 1) - block,
+                block == 0};
     }
 };
 
-// one thread for each warpgroup: adds its dq, tile after tile; after bulk_wait it is in memory, and published
-template <int HS>
-__device__ inline void add_dq_in_turn(const KeyBlock<HS>& own, const FlashScratch& scratch,
-                                      HopperBackwardBarriers& at, const char* dq, int group) {
-    constexpr int bytes = HopperBackwardTiles<HS>::dq_bytes;
-    for (int i = 0; own.first_tile + i < own.tiles; i++) {
-        int tile = own.first_tile + i, before = own.turn_of(tile), *turn = own.turn(scratch, tile, group);
-        float* sums = own.dq_sums(scratch, tile, group);
-
-        mbarrier_wait(&at.dq_full[group], i % 2);
-        wait_until(turn, before);
-        if (before == 0) bulk_store(sums, dq, bytes);
-        else bulk_add(sums, dq, bytes);
-        bulk_commit();
-        bulk_wait_read();
-        mbarrier_arrive(&at.dq_free[group]);
-        bulk_wait();
-        publish(turn, before + 1);
-    }
-}
-
-// where a block's tiles lie in shared memory: k and v of its keys, stages of q and dout, two of ds, dq by
-// warpgroup
+// where a CTA's tiles lie in shared memory: a block's k, followed by its v; stages of q and dout; two of ds;
+// dq by warpgroup
 struct BackwardShared {
-    char *k, *v, *q, *ds, *dq;
+    char *k, *q, *ds, *dq;
     float* query_terms;  // of a stage: lse (base 2), then delta of the queries
+    int* number;         // the block's, or beyond the last one's
+    DqPart* dq_parts;    // a warpgroup's, of which part its dq is
     HopperBackwardBarriers& at;
 
     // behind dq, by consumer warp: the column sums of its dq (block 0 only), dk and dv
@@ -106,49 +95,86 @@ struct BackwardShared {
     }
 };
 
-// one warp loads tiles, one copies the queries' terms
+// A warp: takes blocks, loads their tiles and copies the queries' terms. A block is taken when there is room
+// for its first tile of queries. It waits for blocks of lower numbers only, which have been taken before, so
+// the lowest that is not complete waits for none
 template <int HS>
-__device__ inline void load_backward_tiles(const BackwardShared& to, const KeyBlock<HS>& own,
-                                           const TensorMap& keys_map, const TensorMap& queries_map,
-                                           const TensorMap& dout_map, const FlashScratch& scratch,
-                                           const AttentionShape& a) {
+__device__ inline void load_backward_tiles(const BackwardShared& to, const TensorMap& keys_map,
+                                           const TensorMap& queries_map, const TensorMap& dout_map,
+                                           const FlashScratch& scratch, const AttentionShape& a) {
     using Tiles = HopperBackwardTiles<HS>;
     constexpr int BM = Tiles::queries, stages = Tiles::stages;
     HopperBackwardBarriers& at = to.at;
-    int b = own.b, h = own.h, key = own.block * Tiles::keys;
+    int lane = threadIdx.x % 32, number = 0, blocks = 0, left = 0;  // left: tiles of the block
 
-    if (threadIdx.x == 0) {
-        mbarrier_arrive_expect(&at.keys, 2 * Tiles::all_keys);
-        for (int i = 0; i < Tiles::chunks; i++) {
-            tma_load(to.k + i * Tiles::key_tile, keys_map, &at.keys, 64 * i, 3 * h + 1, key, b);
-            tma_load(to.v + i * Tiles::key_tile, keys_map, &at.keys, 64 * i, 3 * h + 2, key, b);
-        }
-    }
+    for (int done = 0;; done++, left--) {
+        int stage = done % stages;
+        mbarrier_wait(&at.free[stage], (done / stages + 1) % 2);
+        bool begins = left == 0;
+        if (begins) number = __shfl_sync(all_lanes, lane == 0 ? atomicAdd(scratch.turns, 1) : 0, 0);
+        KeyBlock<HS> own(number, a.T, a.NH);
+        if (!own.exists(a)) break;
+        if (begins) left = own.tiles - own.first_tile;
+        int first = (own.tiles - left) * BM, key = own.block * Tiles::keys, q_head = 3 * own.h;
 
-    const float2* from_terms = (const float2*)scratch.query_terms + (long)own.head * a.T;
-    for (int i = 0; own.first_tile + i < own.tiles; i++) {
-        int stage = i % stages, first = (own.first_tile + i) * BM;
-        char* queries = to.q + stage * 2 * Tiles::all_queries;
-        if (threadIdx.x > 0 && threadIdx.x < 32) break;
-
-        mbarrier_wait(&at.free[stage], (i / stages + 1) % 2);
-        if (threadIdx.x == 0) {
+        if (lane == 0) {
             mbarrier_arrive_expect(&at.full[stage], 2 * Tiles::all_queries);
             for (int j = 0; j < Tiles::chunks; j++) {
-                char* tile = queries + j * Tiles::query_tile;
-                tma_load(tile, queries_map, &at.full[stage], 64 * j, 3 * h, first, b);
-                tma_load(tile + Tiles::all_queries, dout_map, &at.full[stage], 64 * j, h, first, b);
+                char* tile = to.q + stage * 2 * Tiles::all_queries + j * Tiles::query_tile;
+                tma_load(tile, queries_map, &at.full[stage], 64 * j, q_head, first, own.b);
+                tma_load(tile + Tiles::all_queries, dout_map, &at.full[stage], 64 * j, own.h, first, own.b);
             }
-            continue;
+        }
+        if (lane == 0 && begins) {
+            mbarrier_wait(&at.keys_free, (blocks + 1) % 2);
+            *to.number = number;
+            mbarrier_arrive_expect(&at.keys_full, 2 * Tiles::all_keys);
+            for (int i = 0; i < Tiles::chunks; i++) {
+                char* tile = to.k + i * Tiles::key_tile;
+                tma_load(tile, keys_map, &at.keys_full, 64 * i, q_head + 1, key, own.b);
+                tma_load(tile + Tiles::all_keys, keys_map, &at.keys_full, 64 * i, q_head + 2, key, own.b);
+            }
+            blocks++;
         }
 
         float* terms = to.query_terms + stage * 2 * BM;
-        for (int t = (int)threadIdx.x - 32; t < BM; t += 32) {
+        const float2* from_terms = (const float2*)scratch.query_terms + own.head * a.T;
+        for (int t = lane; t < BM; t += 32) {
             float2 term = first + t < a.T ? from_terms[first + t] : float2{0, 0};  // beyond: adds nothing
             terms[t] = term.x;
             terms[BM + t] = term.y;
         }
         mbarrier_arrive(&at.full[stage]);
+    }
+
+    if (lane > 0) return;
+    mbarrier_wait(&at.keys_free, (blocks + 1) % 2);
+    *to.number = number;
+    mbarrier_arrive(&at.keys_full);
+}
+
+// a thread for each warpgroup: adds its dq, tile after tile; after bulk_wait it is in memory, and published
+template <int HS>
+__device__ inline void add_dq_in_turn(const BackwardShared& in, const FlashScratch& scratch, int group) {
+    constexpr int bytes = HopperBackwardTiles<HS>::dq_bytes;
+    const char* dq = in.dq + group * bytes;
+    for (int i = 0;; i++) {
+        mbarrier_wait(&in.at.dq_full[group], i % 2);
+        DqPart part = in.dq_parts[group];
+        if (part.number < 0) return;
+        if (part.is_last) {
+            mbarrier_arrive(&in.at.dq_free[group]);
+            continue;
+        }
+
+        wait_until(part.turn(scratch), part.before);
+        if (part.before == 0) bulk_store(part.sums(scratch), dq, bytes);
+        else bulk_add(part.sums(scratch), dq, bytes);
+        bulk_commit();
+        bulk_wait_read();
+        mbarrier_arrive(&in.at.dq_free[group]);
+        bulk_wait();
+        publish(part.turn(scratch), part.before + 1);
     }
 }
 
@@ -163,27 +189,27 @@ __device__ inline float2 sum_over_rows(float2 x) {
 // the last, with the sum of the others to dqkv
 template <int HS>
 __device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, const KeyBlock<HS>& own,
-                               int group, int tile, bf16* dqkv, const FlashScratch& scratch,
+                               int group, int tile, int done, bf16* dqkv, const FlashScratch& scratch,
                                const AttentionShape& a, float scale) {
     using Tiles = HopperBackwardTiles<HS>;
     int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     int g = lane / 4, c = lane % 4 * 2;
-    if (own.block > 0) {
+    DqPart part = own.part(tile, group);
+    mbarrier_wait(&in.at.dq_free[group], (done + 1) % 2);
+    if (threadIdx.x % 128 == 0) in.dq_parts[group] = part;
+    if (!part.is_last) {
         char* to = in.dq + group * Tiles::dq_bytes + threadIdx.x % 128 * 16;
-        mbarrier_wait(&in.at.dq_free[group], (tile - own.first_tile + 1) % 2);
         #pragma unroll
         for (int i = 0; i < 8; i++)
             store_for_async(to + i * 128 * 16,
                             Values<float, 4>{{dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]}});
         fence_for_async();
-        mbarrier_arrive(&in.at.dq_full[group]);
     } else {
-        int before = own.turn_of(tile);
-        if (threadIdx.x % 128 == 0) wait_until(own.turn(scratch, tile, group), before);
+        if (threadIdx.x % 128 == 0) wait_until(part.turn(scratch), part.before);
         named_barrier<128>(2 + group);
-        const float* sums = own.dq_sums(scratch, tile, group) + threadIdx.x % 128 * 4;
+        const float* sums = part.sums(scratch) + threadIdx.x % 128 * 4;
         float2 others[16] = {};  // all loads before the first use: none waits for another
-        if (before > 0) {
+        if (part.before > 0) {
             #pragma unroll
             for (int i = 0; i < 16; i++)
                 others[i] = load_from_l2((const float2*)(sums + i / 2 * 128 * 4 + i % 2 * 2));
@@ -207,24 +233,24 @@ __device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, 
         int query = tile * Tiles::queries + (HS == 64) * group * 64 + warp * 16;
         long stride = 3L * a.NH * HS;
         bf16* to = dqkv + ((long)own.b * a.T + query) * stride + 3L * own.h * HS + (HS > 64) * group * 64;
-        char* free = in.dq + group * Tiles::dq_bytes + warp * 16 * 128;  // free: block 0 sends no dq
+        char* free = in.dq + group * Tiles::dq_bytes + warp * 16 * 128;  // block 0 leaves no dq there
         int columns = HS % 64 ? HS - 64 * group : 64;  // from its first one on
         store_rows<0>(to, total, {scale, scale}, free, a.T - query, columns, stride);
     }
+    mbarrier_arrive(&in.at.dq_full[group]);
 }
 
-// a warp's dk and dv, and this block's share of the bias gradient
+// a warp's dk and dv, and this block's share of the bias gradient. free_ds: where the next tile's ds will
+// lie; with the last tile, both warpgroups were done with what lay there
 template <int HS, int size>
-__device__ inline void write_keys(const float (&dk)[size], const float (&dv)[size],
+__device__ inline void write_keys(const float (&dk)[size], const float (&dv)[size], char* free_ds,
                                   const BackwardShared& in, const KeyBlock<HS>& own, bf16* dqkv,
                                   const FlashScratch& scratch, const AttentionShape& a, float scale) {
     using Tiles = HopperBackwardTiles<HS>;
     int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4 * 2;
     int in_block = warp * 16, first_key = own.block * Tiles::keys + in_block;
 
-    // the other stage of q and dout: with the last tile, both warpgroups were done with it
-    int next_stage = (own.tiles - own.first_tile) % Tiles::stages;
-    char* free = in.q + next_stage * 2 * Tiles::all_queries + in_block * 128;
+    char* free = free_ds + in_block * 128;
     int keys_left = a.T - first_key;
     long stride = 3L * a.NH * HS;
     bf16* to = dqkv + ((long)own.b * a.T + first_key) * stride + 3L * own.h * HS;
@@ -254,12 +280,15 @@ __device__ inline void write_keys(const float (&dk)[size], const float (&dv)[siz
         for (int w = 0; w < 8; w++) sum += in.bias_sums<HS>(w)[at];
         parts[i] = sum;
     }
+    named_barrier<256>(1);  // the next block's sums may be written
 }
 
-// a consumer warpgroup: dk and dv of its 64 keys, and its share of every tile's dq
+// A consumer warpgroup's share of a block: dk and dv of its 64 keys, and its part of every tile's dq. done:
+// the CTA's tiles of queries
 template <int HS>
-__device__ inline void attend_backward(const BackwardShared& in, const KeyBlock<HS>& own, bf16* dqkv,
-                                       const FlashScratch& scratch, const AttentionShape& a, float scale) {
+__device__ inline void attend_backward(const BackwardShared& in, const KeyBlock<HS>& own, int& done,
+                                       bf16* dqkv, const FlashScratch& scratch, const AttentionShape& a,
+                                       float scale) {
     using Tiles = HopperBackwardTiles<HS>;
     constexpr int BN = Tiles::keys, BM = Tiles::queries, stages = Tiles::stages, columns = Tiles::columns;
     int group = warpgroup_index() - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
@@ -287,14 +316,13 @@ __device__ inline void attend_backward(const BackwardShared& in, const KeyBlock<
 
     for (int i = lane; i < columns; i += 32) in.bias_sums<HS>(group * 4 + warp)[i] = 0;
     __syncwarp();
-    mbarrier_wait(&in.at.keys, 0);
-    for (int tile = own.first_tile; tile < own.tiles; tile++) {
-        int i_tile = tile - own.first_tile, stage = i_tile % stages;
+    for (int tile = own.first_tile; tile < own.tiles; tile++, done++) {
+        int stage = done % stages;
         uint32_t q_now = q_tiles + (uint32_t)stage * 2 * Tiles::all_queries;
         uint32_t dout_now = q_now + Tiles::all_queries;
-        uint32_t ds_tile = ds_tiles + (uint32_t)(i_tile % 2 * Tiles::ds_bytes);
+        uint32_t ds_tile = ds_tiles + (uint32_t)(done % 2 * Tiles::ds_bytes);
         uint32_t ds_now = ds_tile + (uint32_t)((HS == 64) * group * Tiles::key_tile);
-        mbarrier_wait(&in.at.full[stage], i_tile / stages % 2);
+        mbarrier_wait(&in.at.full[stage], done / stages % 2);
         begin_scores(s, k_own, q_now);      // s^T = k q^T
         begin_scores(dp, v_own, dout_now);  // dp^T = v dout^T
 
@@ -349,14 +377,32 @@ __device__ inline void attend_backward(const BackwardShared& in, const KeyBlock<
 
         // dq leaves while the tensor cores compute dk
         wgmma_wait<1>(dv, dq);
-        send_dq<HS>(dq, in, own, group, tile, dqkv, scratch, a, scale);
+        if (lane == 0 && tile == own.tiles - 1) mbarrier_arrive(&in.at.keys_free);
+        send_dq<HS>(dq, in, own, group, tile, done, dqkv, scratch, a, scale);
 
         wgmma_wait<0>(dk);
         // lane 0 arrives for its warp, whose reads of the stage's terms barrier 1 has ordered before
         if (lane == 0) mbarrier_arrive(&in.at.free[stage]);
     }
 
-    write_keys<HS>(dk, dv, in, own, dqkv, scratch, a, scale);
+    write_keys<HS>(dk, dv, in.ds + done % 2 * Tiles::ds_bytes, in, own, dqkv, scratch, a, scale);
+}
+
+// a consumer warpgroup
+template <int HS>
+__device__ inline void attend_blocks(const BackwardShared& in, bf16* dqkv, const FlashScratch& scratch,
+                                     const AttentionShape& a, float scale) {
+    int group = warpgroup_index() - 1, done = 0;
+    for (int n = 0;; n++) {
+        mbarrier_wait(&in.at.keys_full, n % 2);
+        KeyBlock<HS> own(*in.number, a.T, a.NH);
+        if (!own.exists(a)) break;
+        attend_backward(in, own, done, dqkv, scratch, a, scale);
+    }
+
+    mbarrier_wait(&in.at.dq_free[group], (done + 1) % 2);
+    if (threadIdx.x % 128 == 0) in.dq_parts[group].number = -1;
+    mbarrier_arrive(&in.at.dq_full[group]);
 }
 
 template <int HS>
@@ -372,18 +418,18 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
     SHARED(HopperBackwardBarriers, barriers, 1);
     SHARED(float, query_terms, stages * 2 * BM);  // of a stage: lse (base 2), then delta of the queries
     SHARED(int, number, 1);
+    SHARED(DqPart, dq_parts, 2);
     HopperBackwardBarriers& at = barriers[0];
     char* k = shared + (1024 - shared_address(shared) % 1024) % 1024;
-    char *v = k + Tiles::all_keys, *q = v + Tiles::all_keys;  // stages of q and dout
+    char* q = k + 2 * Tiles::all_keys;  // behind k and v: stages of q and dout
     char *ds = q + stages * 2 * Tiles::all_queries, *dq = ds + 2 * Tiles::ds_bytes;
 
     if (threadIdx.x == 0) {
-        // not blockIdx: numbered in the order they start, blocks wait only for blocks that already run
-        number[0] = atomicAdd(scratch.turns, 1);
-        mbarrier_init(&at.keys, 1);
+        mbarrier_init(&at.keys_full, 1);
+        mbarrier_init(&at.keys_free, 8);  // the consumers' warps
         for (int i = 0; i < 2; i++) {
-            mbarrier_init(&at.full[i], 33);      // TMA's thread, and a warp that copies query_terms
-            mbarrier_init(&at.free[i], 8);       // the consumers' warps
+            mbarrier_init(&at.full[i], 33);      // TMA's thread, and its warp, which copies query_terms
+            mbarrier_init(&at.free[i], 8);
             mbarrier_init(&at.dq_full[i], 128);  // a warpgroup
             mbarrier_init(&at.dq_free[i], 1);    // the thread that adds its dq
         }
@@ -391,30 +437,29 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
     }
     __syncthreads();
 
-    BackwardShared in = {k, v, q, ds, dq, query_terms, at};
-    if (threadIdx.x < 128) {  // one warp loads tiles, one copies the queries' terms, two add to dq
+    BackwardShared in = {k, q, ds, dq, query_terms, number, dq_parts, at};
+    if (threadIdx.x < 128) {  // warp 0 loads, a thread of warps 1 and 2 each adds to dq
         fewer_registers<24>();
-        KeyBlock<HS> own(number[0], a.T, a.NH);
-        int group = (int)threadIdx.x / 32 - 2;
-        if (group < 0) load_backward_tiles<HS>(in, own, keys_map, queries_map, dout_map, scratch, a);
-        else if (threadIdx.x % 32 == 0 && own.block > 0)
-            add_dq_in_turn(own, scratch, at, dq + group * Tiles::dq_bytes, group);
+        int warp = threadIdx.x / 32;
+        if (warp == 0) load_backward_tiles<HS>(in, keys_map, queries_map, dout_map, scratch, a);
+        else if (warp < 3 && threadIdx.x % 32 == 0) add_dq_in_turn<HS>(in, scratch, warp - 1);
         return;
     }
     more_registers<240>();
-    attend_backward<HS>(in, KeyBlock<HS>(number[0], a.T, a.NH), dqkv, scratch, a, scale);
+    attend_blocks<HS>(in, dqkv, scratch, a, scale);
 }
 
+// ctas: how many share the blocks, at most; one fits an SM
 template <int HS>
 void flash_backward_hopper(bf16* dqkv, const FlashScratch& scratch, const bf16* dout, const bf16* qkv,
-                           AttentionShape a, Stream s) {
+                           AttentionShape a, Stream s, int ctas = multiprocessors()) {
     using Tiles = HopperBackwardTiles<HS>;
     TensorMap keys = tiles_of<HS>(qkv, 3, Tiles::keys, a), queries = tiles_of<HS>(qkv, 3, Tiles::queries, a),
               douts = tiles_of<HS>(dout, 1, Tiles::queries, a);
     allow_shared(flash_backward_hopper_kernel<HS>, Tiles::bytes);
 
-    int blocks = ceil_div(a.T, Tiles::keys) * a.B * a.NH;
-    LAUNCH(flash_backward_hopper_kernel<HS>, blocks, Tiles::threads, Tiles::bytes, s, keys, queries, douts,
+    ctas = std::min(ctas, ceil_div(a.T, Tiles::keys) * a.B * a.NH);
+    LAUNCH(flash_backward_hopper_kernel<HS>, ctas, Tiles::threads, Tiles::bytes, s, keys, queries, douts,
            dqkv, scratch, a, (float)a.scale());
 }
 

@@ -51,8 +51,8 @@ bool takes_hopper(const Operation& o, const char* what, AttentionShape a, Stream
     if (host_is_device) return false;
     return chosen.get({a.B, a.T, a.NH, a.HS}, [&] {
         if (!has_hopper_kernels(a.HS) || !device_is_hopper() || !has_hopper_code(s)) return false;
-        // change the 5 with the kernels, so that choices timed with the old ones are not reused
-        std::string key = text("flash attention 5 %s %d x %d, %d heads of %d", what, a.B, a.T, a.NH, a.HS);
+        // change the 6 with the kernels, so that choices timed with the old ones are not reused
+        std::string key = text("flash attention 6 %s %d x %d, %d heads of %d", what, a.B, a.T, a.NH, a.HS);
         return autotuner.choose(key, 2, 0, s, [&](int way) {
             o.compute_with(way == 1, s);
             return true;

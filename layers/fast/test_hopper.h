@@ -165,6 +165,16 @@ void hopper_attention() {
                 check(!memcmp(back.data(), first.data(), n * sizeof(floatX)), "bit for bit again" + size);
             first = back;
         }
+        std::vector<real> sums = parts.back();
+        for (int ctas : {1, 2, 3, 7}) {  // however many share the blocks of keys
+            set_zero(turns.device, flash_turns(B, NH, T) * sizeof(int), nullptr);
+            gpu::with_head_size(HS, [&](auto head_size) {
+                if constexpr (gpu::has_hopper_kernels(head_size))
+                    gpu::flash_backward_hopper<head_size>(dqkv.device, scratch, dout.device, qkv.device, a,
+                                                          nullptr, ctas);
+            });
+            check(dqkv.back() == first && parts.back() == sums, text("backward by %d CTAs", ctas) + size);
+        }
 
         hopper_beside_sm80(o, lse, dqkv, scratch, dout, qkv, a, size);
     }
