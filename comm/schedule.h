@@ -2,8 +2,8 @@
 //   The model is split into p * v chunks of layers; chunk c of stage r is number c * p + r, so with v > 1 the
 //   last stage sends to the first. m micro-batches pass through all chunks, forward and backward.
 //     warm-up, v = 1:  min(p - r - 1, m) forwards; v > 1: min(m v, 2 (p - r - 1) + (v - 1) g), g: see below
-//     then one forward, one backward, … (so warm-up + 1 forwards, if there are that many, precede the first
-//     backward); then the remaining backwards
+//     then one forward, one backward, …; then the remaining backwards. Stage 2 of 0 to 3, 4 micro-batches:
+//     F0 F1 B0 F2 B1 F3 B2 B3
 //     order of forwards: groups of g micro-batches; a group passes through one chunk after the other, in each
 //     chunk one micro-batch after the other. Order of backwards: the same with the chunks reversed. v > 1
 //     requires p <= g <= m, and m a multiple of g or m mod g >= p (arXiv 2104.04473; g is Megatron-LM's

@@ -41,6 +41,7 @@ void test_schedule() {
     check(!legal_group(35, 240, 35) && !legal_group(35, 192, 35) && !legal_group(35, 160, 35),
           "the classic group of 35 is not possible with 240, 192 or 160 micro-batches");
     check(print_schedule(make_schedule(0, {4, 6, 1, 6})) == "F0 F1 F2 F3 B0 F4 B1 F5 B2 B3 B4 B5" &&
+          print_schedule(make_schedule(2, {4, 4, 1, 4})) == "F0 F1 B0 F2 B1 F3 B2 B3" &&
           print_schedule(make_schedule(3, {4, 2, 1, 2})) == "F0 B0 F1 B1", "1F1B");
     check(print_schedule(make_schedule(1, {2, 4, 2, 2})) ==
           "0F0 0F1 1F0 1B0 1F1 1B1 0F2 0B0 0F3 0B1 1F2 1B2 1F3 1B3 0B2 0B3", "interleaved 1F1B");

@@ -16,7 +16,7 @@
 
 // ---- their GEMMs, as they are computed and as works() counts them ----------------------------------------
 
-// base/gemm.h: out (m, n) = a b + beta c + bias, where c is only read; with gelu_input, times GELU's slope
+// base/gemm.h: out (m, n) = a b + beta c + bias, where c is only read; with gelu_aux_in, times GELU's slope
 
 // y = x w^T, + residual if there is one
 inline Gemm<floatX> forward_gemm(floatX* y, const floatX* x, const floatX* w, int N, int C, int OC,
@@ -256,7 +256,7 @@ void LinearForward::gpu(Stream s) const {
 void LinearGeluForward::gpu(Stream s) const {
     Gemm<floatX> fused_gemm = forward_gemm(y, x, w, N, C, OC);
     fused_gemm.bias = b;
-    fused_gemm.up = up;
+    fused_gemm.gelu_aux_out = up;
     auto run = [&](bool fused) {
         if (fused) return gpu::gemm(fused_gemm, s);
         LinearForward{.y = up, .x = x, .w = w, .b = b, .N = N, .C = C, .OC = OC}.gpu(s);
@@ -273,7 +273,7 @@ void LinearBackward::gpu(Stream s) const {
 void LinearOfGeluBackward::gpu(Stream s) const {
     gpu::gemm(weight_gemm(dw, dy, x, N, C, OC, accumulate), s);
     Gemm<floatX> unfused = input_gemm(d_up, dy, w, N, C, OC), fused_gemm = unfused;
-    fused_gemm.gelu_input = up;
+    fused_gemm.gelu_aux_in = up;
     auto run = [&](bool fused) {
         gpu::gemm(fused ? fused_gemm : unfused, s);
         if (fused) gpu::column_sum(d_up_bias, d_up, column_scratch, N, C, accumulate, s);

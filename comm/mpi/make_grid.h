@@ -4,8 +4,8 @@
 
 // SMs that a call may take. cuBLASLt's GEMMs need all at once, and a GEMM that lacks one waits for it: 8 are
 // enough for a network card (not measured), and NCCL rounds links' up to a power of two. Calls of tensor
-// parallelism overlap with no GEMM, and are many. Over the world only a step's few numbers are summed, and
-// the copies of wte make one call a step: each SM would take memory for its connections
+// parallelism overlap with no GEMM, and are many. Over the world only a step's few numbers are summed: more
+// SMs would take memory for their connections, and gain nothing
 constexpr int sms_beside_kernels = 8, sms_alone = 32, sms_for_numbers = 2;
 
 // Collective over the world. Links out of even stages come first, then those out of odd ones: a few rounds,

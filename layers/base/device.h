@@ -99,7 +99,7 @@ inline Stream make_stream(bool urgent = false) {
 
 inline void destroy_stream(Stream s) { cudaStreamDestroy(s); }
 
-// called when a run starts (run/allocate.h): within a step nothing is allocated
+// called when a run starts (most by run/allocate.h): within a step nothing is allocated
 inline void* device_malloc(size_t bytes, const char* what) {
     void* p = nullptr;
     cudaError_t e = cudaMalloc(&p, bytes);

@@ -3,9 +3,9 @@
 //   out (m, n) = alpha * op(a) (m, k) * op(b) (k, n) + beta * c          all row-major, `ld` elements a row
 //   a, b are floatX, or fp8 numbers scaled by *scale_a, *scale_b; out is floatX or real. `batch` GEMMs, whose
 //   operands are `stride` elements apart.
-//   `bias` (n) is added to every row of out; on CUDA only where fits_epilogue allows it. With `up` (m, n) as
-//   well, out = GELU of the sum, and the sum itself is stored in `up`; with `gelu_input` (m, n), out = the
-//   result times GELU's derivative there. These are cuBLASLt's epilogues.
+//   `bias` (n) is added to every row of out; on CUDA only where fits_epilogue allows it. With gelu_aux_out
+//   (m, n) as well, the sum is stored there, and out = GELU of it; with gelu_aux_in (m, n), which that was in
+//   forward, out = the result times GELU's derivative there. These are cuBLASLt's epilogues.
 //   cost: 2*m*n*k*batch flops
 #pragma once
 #include <algorithm>
@@ -28,8 +28,8 @@ struct Gemm {
     int batch = 1;
     long stride_a = 0, stride_b = 0, stride_out = 0;
     const floatX* bias = nullptr;
-    floatX* up = nullptr;             // (m, n), packed; so is gelu_input
-    const floatX* gelu_input = nullptr;
+    floatX* gelu_aux_out = nullptr;  // (m, n), packed
+    const floatX* gelu_aux_in = nullptr;
     const float *scale_a = nullptr, *scale_b = nullptr;  // of fp8 operands, on the device
 };
 

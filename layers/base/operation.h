@@ -3,7 +3,7 @@
 //   An operation is a struct whose fields are tensors and sizes. It declares its name, the tensors() that it
 //   reads and writes and, where these do not say it all, its works(): for listeners alone (activity.h, which
 //   a reader of a step can skip), so that no plan or profile keeps a second list of what a step does. Scratch
-//   is left out, and so is what takes next to no bandwidth: flags, positions, hyper-parameters, decisions.
+//   is left out, and often what takes next to no bandwidth: flags, positions, hyper-parameters.
 //   ref() computes it with loops on the host, gpu() with kernels; if both do the same, it has execute().
 //   Section declares what the operations up to the closing brace belong to: which pass of which micro-batch.
 #pragma once

@@ -26,10 +26,10 @@ void gemm_in_loops(const Gemm<Out>& g) {
                 if (g.beta != 0) sum += g.beta * (double)to_real(g.c ? g.c[to] : out);
                 if (g.bias) sum += to_real(g.bias[c]);
                 long at = (long)r * g.n + c;
-                if (g.gelu_input) sum *= ref::gelu_slope(to_real(g.gelu_input[at]));
-                if (g.up) {
-                    g.up[at] = floatX(real(sum));
-                    sum = ref::gelu_of(to_real(g.up[at]));
+                if (g.gelu_aux_in) sum *= ref::gelu_slope(to_real(g.gelu_aux_in[at]));
+                if (g.gelu_aux_out) {
+                    g.gelu_aux_out[at] = floatX(real(sum));
+                    sum = ref::gelu_of(to_real(g.gelu_aux_out[at]));
                 }
                 out = Out(real(sum));
             }
@@ -59,8 +59,8 @@ void gemm_is_loops(const std::string& what, Gemm<Out> g, Multiply multiply, int 
         one.out = outs[way].data();
         if (g.c) one.c = elsewhere.data();
         if (g.bias) one.bias = bias.data();
-        if (g.up) one.up = ups[way].data();
-        if (g.gelu_input) one.gelu_input = before.data();
+        if (g.gelu_aux_out) one.gelu_aux_out = ups[way].data();
+        if (g.gelu_aux_in) one.gelu_aux_in = before.data();
         way == 0 ? multiply(one) : gemm_in_loops(one);
     }
 
@@ -68,7 +68,7 @@ void gemm_is_loops(const std::string& what, Gemm<Out> g, Multiply multiply, int 
     // operands are exact: what differs are sums of up to 300 terms in fp32, and the result's rounding
     double tolerance = sizeof(Out) == 2 ? 2 * std::ldexp(1, -8) : sizeof(Out) == 4 ? 1e-5 : 1e-12;
     close(name, outs[0], outs[1], tolerance);
-    if (g.up) close(name + ", GELU's input", ups[0], ups[1], tolerance);
+    if (g.gelu_aux_out) close(name + ", GELU's input", ups[0], ups[1], tolerance);
 }
 
 // results of type Out; those that an epilogue makes are floatX
@@ -106,7 +106,7 @@ void gemms_of(Multiply multiply, bool has_all_epilogues) {
             bool possible = std::is_same_v<Out, floatX> && fits_epilogue(n);  // in cuBLASLt
             if (has_all_epilogues || possible) gemm_is_loops(what, g, multiply);
         };
-        with("GELU's slope", [&](auto& g) { g.gelu_input = &here; });
+        with("GELU's slope", [&](auto& g) { g.gelu_aux_in = &here; });
         with("bias", [&](auto& g) {
             g.transpose_b = true;
             g.bias = &here;
@@ -119,7 +119,7 @@ void gemms_of(Multiply multiply, bool has_all_epilogues) {
         });
         with("GELU", [&](auto& g) {
             g.transpose_b = true;
-            g.bias = g.up = &here;
+            g.bias = g.gelu_aux_out = &here;
         });
     }
 }

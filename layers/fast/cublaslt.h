@@ -63,7 +63,7 @@ struct MatmulDescriptor {
 
         uint32_t bits =
             address_bits(g.a, g.stride_a) | address_bits(g.b, g.stride_b) | address_bits(g.out, g.stride_out);
-        bits |= address_bits(g.bias, 0) | address_bits(g.up, 0) | address_bits(g.gelu_input, 0);
+        bits |= address_bits(g.bias, 0) | address_bits(g.gelu_aux_out, 0) | address_bits(g.gelu_aux_in, 0);
         bits |= address_bits(g.c, g.stride_out);
         c_is_apart = g.c != nullptr;
         align = bits & -bits;  // the coarsest alignment that all of them have: heads may start anywhere
@@ -75,19 +75,19 @@ struct MatmulDescriptor {
             set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, rough);
         }
 
-        if (!std::is_same_v<Out, floatX> && (g.bias || g.gelu_input))
+        if (!std::is_same_v<Out, floatX> && (g.bias || g.gelu_aux_in))
             fail("an epilogue of a GEMM: its result, bias and GELU's input must have one type");
         if (g.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias);
-        if (g.up || g.gelu_input) {
-            const void* aux = g.up ? g.up : g.gelu_input;
+        if (g.gelu_aux_out || g.gelu_aux_in) {
+            const void* aux = g.gelu_aux_out ? g.gelu_aux_out : g.gelu_aux_in;
             int64_t ld = g.n;
             set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
             set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld);
         }
 
-        if (g.bias || g.gelu_input)
-            set(CUBLASLT_MATMUL_DESC_EPILOGUE, g.gelu_input ? CUBLASLT_EPILOGUE_DGELU
-                                                   : g.up ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
+        if (g.bias || g.gelu_aux_in)
+            set(CUBLASLT_MATMUL_DESC_EPILOGUE, g.gelu_aux_in ? CUBLASLT_EPILOGUE_DGELU
+                                                   : g.gelu_aux_out ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
                                                           : CUBLASLT_EPILOGUE_BIAS);
     }
 
@@ -144,7 +144,7 @@ struct Cublas {
 // types, epilogue, whether beta is not 0, and whether C is apart from the result
 template <class Out, class Left, class Right>
 int kind_of(const Gemm<Out, Left, Right>& g) {
-    return (int)sizeof(Out) * 8 + 4 * (g.gelu_input != nullptr) + 2 * (g.up != nullptr) +
+    return (int)sizeof(Out) * 8 + 4 * (g.gelu_aux_in != nullptr) + 2 * (g.gelu_aux_out != nullptr) +
         (g.bias != nullptr) + 128 * (g.beta != 0) + 256 * (sizeof(Left) == 1) +
         512 * (cuda_type<Left>() == CUDA_R_8F_E5M2) + 1024 * (g.c != nullptr);
 }
@@ -155,7 +155,7 @@ cublasLtMatmulAlgo_t find_algorithm(const Gemm<Out, Left, Right>&, const MatmulD
 template <class Out>
 bool can_compute(const Gemm<Out>&);
 
-using ShapeOfGemm = std::tuple<int, int, int, bool, bool, long, long, long, int, int, int>;
+using ShapeOfGemm = std::tuple<int, int, int, bool, bool, long, long, long, int, long, long, long, int, int>;
 inline AutotuneCache<ShapeOfGemm, cublasLtMatmulAlgo_t> chosen_algorithms;
 
 // the fastest algorithm for this GEMM
@@ -163,7 +163,7 @@ template <class Out, class Left, class Right>
 const cublasLtMatmulAlgo_t& choose_algorithm(const Gemm<Out, Left, Right>& g, const MatmulDescriptor& d,
                                              Stream s) {
     ShapeOfGemm shape = {g.m, g.n, g.k, g.transpose_a, g.transpose_b, g.lda, g.ldb, g.ldc, g.batch,
-                         kind_of(g), (int)d.align};
+                         g.stride_a, g.stride_b, g.stride_out, kind_of(g), (int)d.align};
     return chosen_algorithms.get(shape, [&] { return find_algorithm(g, d, s); });
 }
 

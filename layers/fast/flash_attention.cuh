@@ -4,8 +4,8 @@
 //   qkv, dqkv (B, T, NH, 3, HS)   o, dout (B, T, NH, HS)   lse (B, NH, T) real
 //   kept:  lse (the block keeps qkv and o)
 //   backward: sets dqkv; sets qkv's bias gradient, its column sums, or adds to it; scratch: query_terms
-//             (B, NH, T, 2) real, dq (B, NH, T rounded up to 128s, HS) real, turns (flash_turns()) int,
-//             dqkv_sums (flash_dqkv_sums()) real
+//             (B, NH, T, 2) real, dq (flash_dq()) real, turns (flash_turns()) int, dqkv_sums
+//             (flash_dqkv_sums()) real: see ../attention.cuh
 //             p = exp(q k^T / sqrt(HS) - lse)   dv = p^T dout   dp = dout v^T   delta = sum(dout * o)
 //             ds = p * (dp - delta)   dq = ds k / sqrt(HS)   dk = ds^T q / sqrt(HS)
 //   communicates: nothing    cost: 2*B*NH*T*T*HS flops forward, 5*B*NH*T*T*HS backward: half of the scores

@@ -1,11 +1,11 @@
 // flash_attention_hopper.cuh   flash_attention.cuh's forward on sm_90a, with TMA loads and wgmma
-//   The same function and sums, in other tiles of 128 queries by 128 keys. A CTA stays on its SM and takes
-//   one tile of queries after the other (QueryTiles), so that the loads of the next hide behind the output of
-//   the last. Its first warpgroup is the producer: it loads tiles of keys and their values, the last first,
-//   into a ring of two stages, which goes on from one tile of queries to the next. The other two are
-//   consumers with 64 queries each. While a consumer computes its softmax, the tensor cores run its previous
-//   p v and the other consumer's GEMMs: named barriers 1 and 2 say whose turn it is to start its own (3 and
-//   4: a consumer's warps have read its queries, whose tile then takes its output).
+//   The same function and sums, in other tiles of 128 queries by 128 keys. A CTA takes several tiles of
+//   queries, one after the other (QueryTiles), so that the loads of the next hide behind the output of the
+//   last. Its first warpgroup is the producer: it loads tiles of keys and values, the last keys first, into a
+//   ring of two stages, which goes on from one tile of queries to the next. The other two are consumers with
+//   64 queries each. While a consumer computes its softmax, the tensor cores run its previous p v and the
+//   other consumer's GEMMs: named barriers 1 and 2 say whose turn it is to start its own (3 and 4: a
+//   consumer's warps have read its queries, whose tile then takes its output).
 //     tiles     (128, 64) of q, k or v, rows swizzled; one or two of them side by side
 //     *_full    mbarrier of a stage: its bytes have arrived       the consumers wait for it
 //     *_free    mbarrier of a stage: eight warps are done         the producer waits for it

@@ -7,8 +7,8 @@
 //   the same. Block 0, whose turn is the last, reads the sum of the others and writes dq itself. With three
 //   blocks (T = 384), of the queries on block 2's diagonal block 2 stores its dq (turn 0), block 1 adds to it
 //   (turn 1), and block 0 reads the sum (turn 2).
-//   A CTA stays on its SM and takes one block after the other, the next that no CTA has taken, so that the
-//   loads of the next hide behind the output of the last; tiles of queries and their ds are counted through.
+//   There is a CTA for each SM; it takes one block after the other, the next that no CTA has taken, so that
+//   the loads of the next hide behind the output of the last. Stages and ds go on from block to block.
 //     keys_full  mbarrier: a block's number and its k and v have arrived
 //     keys_free  mbarrier: eight warps are done with k and v
 //     full       mbarrier of a stage: its queries, dout and their terms have arrived

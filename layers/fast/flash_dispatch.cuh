@@ -4,8 +4,10 @@
 //     they were faster for this shape when timed at the start (untimed, sm_80's run). The choice is the
 //     run's, shared by its ranks and kept in its checkpoints (autotune.h); that both agree is a check of
 //     ./test_gpt hopper.
-//   Otherwise flash_attention.cuh's run. Whether a run uses flash attention at all is decided before it
-//   starts, by uses_flash (run/setup.h); without it, attention.cuh keeps the scores in memory.
+//   Otherwise, or with TRAIN_GPT_SM80_ATTENTION=1 in the environment of all ranks, flash_attention.cuh's run:
+//   should sm_90a's be wrong on some GPU, or for a comparison. Whether a run uses flash attention at all is
+//   decided before it starts, by uses_flash (run/setup.h); without it, attention.cuh keeps the scores in
+//   memory.
 #pragma once
 #include <utility>
 #include "autotune.h"
@@ -48,7 +50,8 @@ inline bool has_hopper_code(Stream s) {
 template <class Operation>
 bool takes_hopper(const Operation& o, const char* what, AttentionShape a, Stream s) {
     static AutotuneCache<std::tuple<int, int, int, int>, bool> chosen;  // one for each operation
-    if (host_is_device) return false;
+    static const char* sm80 = getenv("TRAIN_GPT_SM80_ATTENTION");
+    if (host_is_device || (sm80 && !strcmp(sm80, "1"))) return false;
     return chosen.get({a.B, a.T, a.NH, a.HS}, [&] {
         if (!has_hopper_kernels(a.HS) || !device_is_hopper() || !has_hopper_code(s)) return false;
         // change the 6 with the kernels, so that choices timed with the old ones are not reused

@@ -36,7 +36,7 @@ struct Widened {
 template <class Out, class Left, class Right>
 void gelu_row(const Gemm<Out, Left, Right>& g, long r) {
     Out* out = g.out + r * g.ldc;
-    const floatX* up = g.up + r * g.n;
+    const floatX* up = g.gelu_aux_out + r * g.n;
     #pragma omp simd
     for (long c = 0; c < g.n; c++) out[c] = Out(gelu_of(real(up[c])));
 }
@@ -52,12 +52,12 @@ void finish_row(const Gemm<Out, Left, Right>& g, long r, real* x) {
         for (long c = 0; c < n; c++) x[c] += real(bias[c]);
     }
 
-    if (g.gelu_input) {
-        const floatX* at = g.gelu_input + r * n;
+    if (g.gelu_aux_in) {
+        const floatX* at = g.gelu_aux_in + r * n;
         #pragma omp simd
         for (long c = 0; c < n; c++) out[c] = Out(x[c] * gelu_slope(real(at[c])));
-    } else if (g.up) {
-        floatX* up = g.up + r * n;
+    } else if (g.gelu_aux_out) {
+        floatX* up = g.gelu_aux_out + r * n;
         #pragma omp simd
         for (long c = 0; c < n; c++) up[c] = floatX(x[c]);
         gelu_row(g, r);
@@ -100,14 +100,15 @@ void gemm_of_batch(const Gemm<Out, Left, Right>& g) {
             for (long r = 0; r < g.m; r++) std::copy_n(g.c + r * g.ldc, g.n, g.out + r * g.ldc);
         }
         multiply(g, g.out, g.ldc, g.beta);
-        if (!g.bias && !g.gelu_input) return;
+        if (!g.bias && !g.gelu_aux_in) return;
         #pragma omp parallel for
         for (long r = 0; r < g.m; r++) finish_row(g, r, g.out + r * g.ldc);
     } else {
-        bool is_rounded = !g.gelu_input && !g.c && (!g.bias || (g.alpha == 1 && g.beta == 0)) &&
-            try_bf16(g, g.up ? g.up : g.out, g.up ? g.n : g.ldc, g.beta, g.bias);
+        bool keeps_input = g.gelu_aux_out;
+        bool is_rounded = !g.gelu_aux_in && !g.c && (!g.bias || (g.alpha == 1 && g.beta == 0)) &&
+            try_bf16(g, keeps_input ? g.gelu_aux_out : g.out, keeps_input ? g.n : g.ldc, g.beta, g.bias);
         if (is_rounded) {
-            long rows = g.up ? g.m : 0;
+            long rows = keeps_input ? g.m : 0;
             #pragma omp parallel for
             for (long r = 0; r < rows; r++) gelu_row(g, r);
             return;

@@ -22,7 +22,8 @@ inline bool take_expired_wait(Stream) { return false; }
 inline void refuse_expired_waits(const char* what, Stream s) {
     if (take_expired_wait(s))
         fail("%s: a wait in flash attention's kernels has expired: results are wrong; resume from the last "
-             "checkpoint with --attention materialised, and report this", what);
+             "checkpoint with TRAIN_GPT_SM80_ATTENTION=1 in the environment of all ranks (H100, H200) or "
+             "with --attention materialised, and report this", what);
 }
 
 #if KERNELS_HERE

@@ -11,7 +11,7 @@
 //   another of up's input, a reduce-scatter of up's dx, and the same three for out and qkv. Without sequence
 //   parallelism: in forward, an all-reduce after out and one after down; in backward, one of up's dx and one
 //   of qkv's dx. With --fp8 backward gathers no inputs: their 8-bit copies hold all rows. Full recomputation
-//   repeats forward's calls in backward, except the one after down
+//   repeats forward's calls in backward, except the one after down. Each call: N C values
 //   With t = 1 nothing is communicated: gather_rows and reduce_rows return what they are given.
 //   backward: d_residual (N_r, C), the residual stream's gradient, is that of y on entry, that of x on return
 #pragma once

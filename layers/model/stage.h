@@ -313,7 +313,7 @@ inline void backward(Model& model, const MicroBatch& mb) {
         BlockGradients gradients = model.block_gradients(layer);
         mlp_backward(d_residual, gradients, a, w, ctx);
         attention_backward(d_residual, gradients, a, w, ctx);
-        begin_reduction(table.block(layer, LN1_W));
+        begin_reduction(table.block(layer, LN1_W));  // step 1 has set its bucket's last gradients
     }
     current_place.layer = -1;
 

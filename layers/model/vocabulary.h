@@ -9,7 +9,7 @@
 //   Exception: Setup.loss_in_backward, set with --loss-chunk (only some rows of logits are held) or if, in a
 //   pipeline, the next forward would overwrite them. Then forward leaves out the logits, and backward
 //   computes logits, loss and gradients: at once or, with --loss-chunk, some rows at a time.
-//   x (N_r, C)   tokens (N) int   wte (Vp_r, C)   wpe (T, C)   losses (logit_rows) real
+//   x (N_r, C)   tokens (N) int   wte (Vp_r, C)   wpe (T, C)   losses (micro_batches, logit_rows) real
 #pragma once
 #include "activations.h"
 #include "params.h"

@@ -239,8 +239,8 @@ inline void clear_gradients(Model& model) {
                  model.stream);
 }
 
-// Parameters and gradients start at 0, for the padding between tensors: norm and update read it, and nothing
-// writes it
+// Parameters and gradients start at 0, for the padding between tensors: norm and update read it, no layer
+// writes it, and an update leaves it 0
 inline void allocate_memory(Model& model) {
     auto take = [](const char* name, auto walk) { return allocate(name, walk); };
     dev::take_gemm_workspace(model.stream);

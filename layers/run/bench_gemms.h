@@ -163,14 +163,14 @@ public:
             bool is_up = name == "up", is_down = name == "down";
             Gemm<floatX> forward = forward_gemm(y, x, w, N, l.in, l.out), fused = forward;
             if (l.has_bias) fused.bias = bias;
-            if (is_up) fused.up = up;
+            if (is_up) fused.gelu_aux_out = up;
             measure((name + ", forward").c_str(), fused, forward, l.has_bias, [&] {
                 LAUNCH(gpu::add_bias_kernel, N, 128, 0, nullptr, y, bias, l.out);
                 if (is_up) GeluForward{up, y, N, l.out}.gpu(nullptr);
             });
 
             Gemm<floatX> input = input_gemm(x, y, w, N, l.in, l.out), of_gelu = input;
-            if (is_down) of_gelu.gelu_input = up;
+            if (is_down) of_gelu.gelu_aux_in = up;
             measure((name + ", dx").c_str(), of_gelu, input, is_down, [&] {
                 gpu::gelu_backward(x, sums, up, sums + l.in, N, l.in, false, nullptr);
             });

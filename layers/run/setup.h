@@ -115,13 +115,16 @@ inline void open_autotuner(const Options& o, const RunState& state) {
     autotuner.run_choices = state.choices;
 }
 
+// the second, where a step has several, adds to gradients
+inline int timed_micro_batches(const Model& model) { return model.setup.several_micro_batches ? 2 : 1; }
+
 // Fills in random tokens and, where a stage receives activations or their gradients, random values: on zeros,
 // GEMMs run faster than on real data
 inline void fill_at_random(Model& model) {
     const ModelShape& shape = model.shape;
     int B = model.setup.B, T = shape.T;
     if (model.loads_tokens())
-        for (int index = 0; index < std::min(2, model.setup.micro_batches); index++) {
+        for (int index = 0; index < timed_micro_batches(model); index++) {
             std::vector<int> samples((size_t)B * (T + 1));
             for (size_t i = 0; i < samples.size(); i++)
                 samples[i] = (int)(uniform(0, purpose("tuning"), i + index * samples.size()) * shape.V);
@@ -135,8 +138,6 @@ inline void fill_at_random(Model& model) {
         copy_to_device(received, values.data(), values.size() * sizeof(floatX), model.stream);
     synchronize(model.stream);  // before `values` is freed
 }
-
-inline int timed_micro_batches(const Model& model) { return std::min(2, model.setup.micro_batches); }
 
 // forward and backward of up to two micro-batches, to time GEMMs and load kernels
 inline void compute_once(Model& model) {

@@ -102,7 +102,7 @@ void check_inherited_options() {
         return std::find_if(std::begin(recipe), std::end(recipe), [&](auto& o) { return o.name == name; }) !=
             std::end(recipe);
     };
-    for (auto& option : option_table) {  // model and fp8: for builds that have them; the end: not inherited
+    for (auto& option : option_table) {  // others: only some builds take them, or a run has one of them
         static const std::set<std::string> others = {"model", "steps", "until-tokens", "fp8", "fp8-lm-head",
                                                      "master-weights"};
         bool inherits = option.inherit != Inherit::never;
