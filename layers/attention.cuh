@@ -81,7 +81,7 @@ struct FlashScratch {
     // partial sums of dq. Blocks of keys take turns, from the diagonal to keys 0: the first stores, others
     // add; the last, of keys 0, adds its part in registers and writes dq to dqkv. So dq is not cleared
     real* dq;
-    // cleared first. [0]: blocks that have begun, which numbers them; from [1] on: whose turn it is to add
+    // cleared first. [0]: blocks that have been taken, which numbers them; from [1] on: whose turn to add
     // to dq, for each tile of queries, or on sm_90a for each half of a tile
     int* turns;
     // sm_90a: (B, ceil(T / 128), NH, 3, HS): row i has the sums of dk and dv over keys 128 i to 128 i + 127,

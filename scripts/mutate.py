@@ -176,7 +176,7 @@ HOPPER = {
 HOPPER_CALLS = (
     r"\b(wgmma_fence|wgmma_commit|wgmma_wait<\d>|mbarrier_fence_init|__syncthreads|mbarrier_wait|tma_load|"
     r"mbarrier_arrive_expect|mbarrier_arrive|named_barrier<\d+>|named_barrier_arrive<\d+>|fence_for_async|"
-    r"stmatrix_x4|store_for_async|bulk_store|bulk_add|bulk_commit|bulk_wait_read|bulk_wait|wait_until|"
+    r"stmatrix_x4|store_for_async|bulk_store|bulk_add|bulk_commit|bulk_load|bulk_wait|wait_until|"
     r"publish|mask)(?=\()"
 )
 # of the same files: what is written in its place
@@ -191,17 +191,19 @@ HOPPER_CHANGES = (
     (r"\+ (n % stages|stage) \* Tiles::all_queries", "+ 0"),
     (r"\(done / stages \+ 1\) % 2(?=\))", "done / stages % 2"),
     (r"(?<=\[stage\], )done / stages % 2", "1 - done / stages % 2"),
-    (r"\(done \+ 1\) % 2(?=\))", "done % 2"),
+    (r"(?<=dq_ready\[group\], )done % 2", "(done + 1) % 2"),
+    (r"(?<=full, )done % 2", "(done + 1) % 2"),
+    (r"\(done \+ 1\) % 2 \* Tiles::ds_bytes", "done % 2 * Tiles::ds_bytes"),
     (r"done % 2 \* Tiles::ds_bytes", "0"),
     (r"\(blocks \+ 1\) % 2(?=\))", "blocks % 2"),
     (r"(?<=keys_full, )n % 2", "(n + 1) % 2"),
     (r"tile == own\.tiles - 1(?=\))", "tile == own.first_tile"),
-    (r"(?<=keys_free, )8", "7"),
+    (r"(?<=keys_free, )10", "9"),
+    (r"own\.head >= a\.B \* a\.NH(?=\) break)", "begins && done > 0"),
+    (r"own\.block == 0 && before > 0", "false"),
+    (r"own\.turn_of\(tile\) > 0", "false"),
     (r"begins = left == 0", "begins = left <= 1"),
-    (r"part\.is_last(?=\) \{)", "false"),
-    (r"(?<=dq_full\[group\], )i % 2", "(i + 1) % 2"),
     (r"before == 0(?=\) bulk)", "false"),
-    (r"before > 0(?=\) \{)", "false"),
     (r"(?<=dq_full\[i\], )128", "127"),
     (r"group == 1 && count > 1(?=\))", "false"),
     (r"wgmma_wait<0>", "wgmma_wait<1>"),

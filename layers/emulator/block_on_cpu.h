@@ -65,7 +65,7 @@ inline void shuffle(std::vector<int>& order, int n, uint64_t key) {
 // ---- one block in execution, on one OS thread ------------------------------------------------------------
 
 struct Thread {
-    enum State { Fresh, Ready, AtBlock, AtWarp, AtMbarrier, AtNamed, Done } state = Fresh;
+    enum State { Fresh, Ready, AtBlock, AtWarp, AtMbarrier, AtNamed, AtTurn, Done } state = Fresh;
     const void* mbarrier = nullptr;  // the one it waits at
     int barriers = 0;                // passed so far: __syncthreads() and named ones
     const int* turn = nullptr;       // the counter it last waited for; below: its value and `barriers` then
@@ -142,6 +142,10 @@ struct BlockState {
     struct NamedArrival { int thread; bool waits; };
     std::map<int, std::vector<NamedArrival>> named;  // by the named barrier
 
+    // threads that wait for what another block publishes (turns.h), and how much had been published when the
+    // first of them looked. They look again when no other thread can run, and now and then before
+    std::vector<int> at_turn;
+    long published_then = 0;
 };
 
 struct Worker : BlockState {
@@ -161,6 +165,7 @@ struct Worker : BlockState {
     size_t allowed = 0;  // dynamic shared memory, bytes
 
     std::string (*describe_mbarrier)(const void*) = nullptr;
+    void (*look_again)(long published_then) = nullptr;  // fails if it would be in vain for ever
     int current = -1;
     std::string error;
 
@@ -254,6 +259,24 @@ struct Worker : BlockState {
         }
     }
 
+    void wait_for_turn(long published) {
+        published_then = at_turn.empty() ? published : std::min(published_then, published);
+        at_turn.push_back(current);
+        threads[current].state = Thread::AtTurn;
+        wait();
+    }
+
+    // idle: no other thread can run
+    void let_turns_look(bool idle) {
+        try {
+            if (idle) look_again(published_then);
+        } catch (const std::exception& e) {
+            error = where(at_turn[0]) + ": " + e.what();
+        }
+        for (int t : at_turn) release(t);
+        at_turn.clear();
+    }
+
     void release_written(int t) {
         std::erase_if(written, [t](auto& w) { return w.second.thread == t && w.second.is_fenced; });
     }
@@ -321,6 +344,8 @@ inline Context& Worker::next() {
         if (all_wait ? !arriving.empty() || !late.empty()
                      : !arriving.empty() && mix(key ^ (turn << 24)) % 4 == 0) {
             arrive(mix(key + turn));
+        } else if (!at_turn.empty() && (all_wait || mix(key + turn) % 64 == 0)) {
+            let_turns_look(all_wait);
         } else if (!ready.empty()) {
             std::swap(ready[next_ready(turn)], ready.back());
             int t = ready.back();

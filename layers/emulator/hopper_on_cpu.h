@@ -6,8 +6,8 @@
 //              at random. Until the wait returns the accumulators hold NaN; writing them, or the registers of
 //              the first operand, is an error. Operands are located by their descriptors alone, with the
 //              swizzle of absolute addresses, by the rules in scripts/hopper_facts.json
-//   bulk       at random, a group reads its source when it is committed or when that read is waited for, and
-//              arrives then or when its completion is waited for
+//   bulk       at random, a group reads its source when it is committed or when it is waited for, and arrives
+//              then or at the end of the wait; to shared memory, as a TMA box
 //   addresses  of shared memory: offsets from a base that is aligned to 16 bytes and no more
 #pragma once
 #include <array>
@@ -212,6 +212,31 @@ inline void read_bulk() {
     for (Bulk& each : worker->bulk[worker->current]) {
         if (!each.is_committed) fail("cp.async.bulk.wait_group: a copy was not committed");
         if (each.values.empty()) each.values.assign(each.from, each.from + each.count);
+    }
+}
+
+// from what other blocks have written to global memory
+inline void begin_bulk_load(void* to, const float* from, int bytes, Mbarrier* barrier) {
+    barrier->check("a bulk copy");
+    uint32_t first = shared_offset(to, "a bulk copy");
+    if (bytes <= 0 || (bytes | (uintptr_t)from | first) % 16)
+        fail("a bulk copy of %d bytes to %u: all must be multiples of 16", bytes, first);
+    shared_at(first + (uint32_t)bytes - 16);  // fails if the target's end is outside
+    Thread& t = worker->threads[worker->current];
+    if (!t.turn) fail("bulk_load: requires a wait_until by the same thread, a new one for each copy");
+    t.turn = nullptr;
+
+    bool is_late = worker->luck() % 2;
+    for (int at = 0; at < bytes; at += 16) {
+        if (worker->written.count((first + (uint32_t)at) / 16))
+            fail("a bulk copy overwrites what a thread has written, without a barrier behind it");
+        std::array<float, 4> values;
+        memcpy(&values, from + at / 4, 16);
+        memset((char*)to + at, 0xFF, 16);
+        (is_late ? worker->late : worker->arriving).push_back([=] {
+            memcpy((char*)to + at, &values, 16);
+            barrier->complete(16);
+        });
     }
 }
 

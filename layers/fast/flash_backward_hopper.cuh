@@ -4,20 +4,18 @@
 //   registers as the A operand of dv and dk. ds goes through shared memory, two tiles in turn, for dq = ds k,
 //   of which each warpgroup computes 64 columns (64 rows if HS is 64). While the tensor cores go on, one
 //   thread for each warpgroup adds its dq to global memory when the block's turn comes: the order is always
-//   the same. Block 0, whose turn is the last, reads the sum of the others and writes dq itself. With three
-//   blocks (T = 384), of the queries on block 2's diagonal block 2 stores its dq (turn 0), block 1 adds to it
-//   (turn 1), and block 0 reads the sum (turn 2).
+//   the same. Block 0, whose turn is the last, gets the sum of the others from that thread, and writes dq
+//   itself. With three blocks (T = 384), of the queries on block 2's diagonal block 2 stores its dq (turn 0),
+//   block 1 adds to it (turn 1), and block 0 reads the sum (turn 2).
 //   There is a CTA for each SM; it takes one block after the other, the next that no CTA has taken, so that
 //   the loads of the next hide behind the output of the last. Stages and ds go on from block to block.
 //     keys_full  mbarrier: a block's number and its k and v have arrived
-//     keys_free  mbarrier: eight warps are done with k and v
+//     keys_free  mbarrier: eight warps are done with k and v, and the two threads that add have the number
 //     full       mbarrier of a stage: its queries, dout and their terms have arrived
 //     free       mbarrier of a stage: eight warps are done with it
-//     dq_full    mbarrier of a warpgroup: its dq of a tile is in shared memory, or in block 0 written
-//     dq_free    mbarrier of a warpgroup: it has been read there, or was never written: a new mbarrier's
-//                phase of parity 1 counts as ended
-//     barriers   1: ds is complete (at a block's end: the column sums); 2, 3: a warpgroup may read the
-//                others' sum
+//     dq_ready   mbarrier of a warpgroup's dq in shared memory: there is room or, in block 0, the others' sum
+//     dq_full    mbarrier of the same: it is there or, in block 0, the sum has been read
+//     barrier 1  ds is complete; a block begins or ends
 //   communicates: nothing    cost: that of flash_attention.cuh
 //   gpu: bf16, HS 64, 80, 96 or 128, any T
 #pragma once
@@ -40,17 +38,7 @@ struct HopperBackwardTiles {
 };
 
 struct HopperBackwardBarriers {
-    Mbarrier keys_full, keys_free, full[2], free[2], dq_full[2], dq_free[2];
-};
-
-// a warpgroup's part of a tile's dq: where its sum lies, to which blocks add in turn
-struct DqPart {
-    int number;   // -1: there are no more
-    int before;   // how many blocks add to it before this one
-    bool is_last;  // after this block no other adds to it: it writes dq itself
-
-    __device__ int* turn(const FlashScratch& s) const { return s.turns + 1 + number; }
-    __device__ float* sums(const FlashScratch& s) const { return s.dq + number * 128L * 32; }
+    Mbarrier keys_full, keys_free, full[2], free[2], dq_ready[2], dq_full[2];
 };
 
 // A block's tiles of queries. All blocks are numbered by head, of a head the last keys first. To a tile's dq
@@ -69,13 +57,10 @@ struct KeyBlock {
         block = blocks - 1 - number % blocks;
         first_tile = block * Tiles::keys / Tiles::queries;
     }
-    __device__ bool exists(const AttentionShape& a) const { return head < a.B * a.NH; }
 
-    __device__ DqPart part(int tile, int group) const {
-        int last = (tile * Tiles::queries + Tiles::queries - 1) / Tiles::keys;
-        return {(head * tiles + tile) * 2 + group, (last < blocks - 1 ? last : blocks - 1) - block,
-                block == 0};
-    }
+    // how many blocks add to a tile's dq before this one
+    __device__ int turn_of(int tile) const { return tile * Tiles::queries / Tiles::keys - block; }
+    __device__ int part(int tile, int group) const { return (head * tiles + tile) * 2 + group; }
 };
 
 // where a CTA's tiles lie in shared memory: a block's k, followed by its v; stages of q and dout; two of ds;
@@ -83,8 +68,7 @@ struct KeyBlock {
 struct BackwardShared {
     char *k, *q, *ds, *dq;
     float* query_terms;  // of a stage: lse (base 2), then delta of the queries
-    int* number;         // the block's, or beyond the last one's
-    DqPart* dq_parts;    // a warpgroup's, of which part its dq is
+    int* number;  // the block's, or -1: there are no more; [0]: as it was taken, [1]: for the consumers
     HopperBackwardBarriers& at;
 
     // behind dq, by consumer warp: the column sums of its dq (block 0 only), dk and dv
@@ -96,8 +80,8 @@ struct BackwardShared {
 };
 
 // A warp: takes blocks, loads their tiles and copies the queries' terms. A block is taken when there is room
-// for its first tile of queries. It waits for blocks of lower numbers only, which have been taken before, so
-// the lowest that is not complete waits for none
+// for its first tile of queries. It waits for blocks of lower numbers only, which have been taken before, and
+// a CTA's own come in order: the lowest that is not complete waits for none
 template <int HS>
 __device__ inline void load_backward_tiles(const BackwardShared& to, const TensorMap& keys_map,
                                            const TensorMap& queries_map, const TensorMap& dout_map,
@@ -113,7 +97,7 @@ __device__ inline void load_backward_tiles(const BackwardShared& to, const Tenso
         bool begins = left == 0;
         if (begins) number = __shfl_sync(all_lanes, lane == 0 ? atomicAdd(scratch.turns, 1) : 0, 0);
         KeyBlock<HS> own(number, a.T, a.NH);
-        if (!own.exists(a)) break;
+        if (own.head >= a.B * a.NH) break;
         if (begins) left = own.tiles - own.first_tile;
         int first = (own.tiles - left) * BM, key = own.block * Tiles::keys, q_head = 3 * own.h;
 
@@ -125,17 +109,6 @@ __device__ inline void load_backward_tiles(const BackwardShared& to, const Tenso
                 tma_load(tile + Tiles::all_queries, dout_map, &at.full[stage], 64 * j, own.h, first, own.b);
             }
         }
-        if (lane == 0 && begins) {
-            mbarrier_wait(&at.keys_free, (blocks + 1) % 2);
-            *to.number = number;
-            mbarrier_arrive_expect(&at.keys_full, 2 * Tiles::all_keys);
-            for (int i = 0; i < Tiles::chunks; i++) {
-                char* tile = to.k + i * Tiles::key_tile;
-                tma_load(tile, keys_map, &at.keys_full, 64 * i, q_head + 1, key, own.b);
-                tma_load(tile + Tiles::all_keys, keys_map, &at.keys_full, 64 * i, q_head + 2, key, own.b);
-            }
-            blocks++;
-        }
 
         float* terms = to.query_terms + stage * 2 * BM;
         const float2* from_terms = (const float2*)scratch.query_terms + own.head * a.T;
@@ -145,132 +118,158 @@ __device__ inline void load_backward_tiles(const BackwardShared& to, const Tenso
             terms[BM + t] = term.y;
         }
         mbarrier_arrive(&at.full[stage]);
+
+        if (lane == 0 && begins) {
+            mbarrier_wait(&at.keys_free, (blocks + 1) % 2);
+            to.number[0] = number;
+            mbarrier_arrive_expect(&at.keys_full, 2 * Tiles::all_keys);
+            for (int i = 0; i < Tiles::chunks; i++) {
+                char* tile = to.k + i * Tiles::key_tile;
+                tma_load(tile, keys_map, &at.keys_full, 64 * i, q_head + 1, key, own.b);
+                tma_load(tile + Tiles::all_keys, keys_map, &at.keys_full, 64 * i, q_head + 2, key, own.b);
+            }
+            blocks++;
+        }
     }
 
     if (lane > 0) return;
     mbarrier_wait(&at.keys_free, (blocks + 1) % 2);
-    *to.number = number;
+    to.number[0] = -1;
     mbarrier_arrive(&at.keys_full);
 }
 
 // a thread for each warpgroup: adds its dq, tile after tile; after bulk_wait it is in memory, and published
 template <int HS>
-__device__ inline void add_dq_in_turn(const BackwardShared& in, const FlashScratch& scratch, int group) {
+__device__ inline void add_dq_in_turn(const BackwardShared& in, const FlashScratch& scratch,
+                                      const AttentionShape& a, int group) {
     constexpr int bytes = HopperBackwardTiles<HS>::dq_bytes;
-    const char* dq = in.dq + group * bytes;
-    for (int i = 0;; i++) {
-        mbarrier_wait(&in.at.dq_full[group], i % 2);
-        DqPart part = in.dq_parts[group];
-        if (part.number < 0) return;
-        if (part.is_last) {
-            mbarrier_arrive(&in.at.dq_free[group]);
-            continue;
-        }
+    Mbarrier *ready = &in.at.dq_ready[group], *full = &in.at.dq_full[group];
+    char* dq = in.dq + group * bytes;
+    for (int n = 0, done = 0;; n++) {
+        mbarrier_wait(&in.at.keys_full, n % 2);
+        int number = in.number[0];
+        mbarrier_arrive(&in.at.keys_free);
+        if (number < 0) return;
+        KeyBlock<HS> own(number, a.T, a.NH);
 
-        wait_until(part.turn(scratch), part.before);
-        if (part.before == 0) bulk_store(part.sums(scratch), dq, bytes);
-        else bulk_add(part.sums(scratch), dq, bytes);
-        bulk_commit();
-        bulk_wait_read();
-        mbarrier_arrive(&in.at.dq_free[group]);
-        bulk_wait();
-        publish(part.turn(scratch), part.before + 1);
+        for (int tile = own.first_tile; tile < own.tiles; tile++, done++) {
+            int part = own.part(tile, group), before = own.turn_of(tile), *turn = scratch.turns + 1 + part;
+            float* sums = scratch.dq + part * (bytes / 4L);
+            bool reads = own.block == 0 && before > 0;
+            if (reads) {
+                wait_until(turn, before);
+                mbarrier_arrive_expect(ready, bytes);
+                bulk_load(dq, sums, bytes, ready);
+            } else mbarrier_arrive(ready);
+
+            mbarrier_wait(full, done % 2);
+            if (own.block == 0) continue;
+            wait_until(turn, before);
+            if (before == 0) bulk_store(sums, dq, bytes);
+            else bulk_add(sums, dq, bytes);
+            bulk_commit();
+            bulk_wait();
+            publish(turn, before + 1);
+        }
     }
 }
 
-// the sum over a warp's rows g of what lanes hold for the same pair of columns
-__device__ inline float2 sum_over_rows(float2 x) {
-    for (int d = 4; d < 32; d *= 2)
-        x = {x.x + __shfl_xor_sync(all_lanes, x.x, d), x.y + __shfl_xor_sync(all_lanes, x.y, d)};
-    return x;
+// The sums over a warp's rows of eight pairs of columns, which lanes 4 g + c hold for their rows g. In each
+// of three steps lanes exchange halves: one of the two adds up the first four pairs, the other the rest, and
+// so on. The lane is left with the sum of pair sum_pair()
+__device__ inline float2 sum_over_rows(float2 (&x)[8]) {
+    #pragma unroll
+    for (int n = 4, lanes = 4; n > 0; n /= 2, lanes *= 2) {
+        bool rest = threadIdx.x & lanes;
+        #pragma unroll
+        for (int i = 0; i < n; i++) {
+            float2 own = rest ? x[i + n] : x[i], other = rest ? x[i] : x[i + n];
+            x[i] = {own.x + __shfl_xor_sync(all_lanes, other.x, lanes),
+                    own.y + __shfl_xor_sync(all_lanes, other.y, lanes)};
+        }
+    }
+    return x[0];
+}
+__device__ inline int sum_pair() {
+    int g = threadIdx.x % 32 / 4;
+    return g % 2 * 4 + g / 2 % 2 * 2 + g / 4;
+}
+
+// the column sums of 16 rows of 64 columns that a warp holds as accumulators, d[first] on; adds: to `sums`
+template <int first, int size>
+__device__ inline void sum_columns(float* sums, const float (&d)[size], float scale, bool adds) {
+    float2 pairs[8];  // rows g and g + 8: of columns 8 i + c and the next
+    #pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float* x = d + first + 4 * i;
+        pairs[i] = {(x[0] + x[2]) * scale, (x[1] + x[3]) * scale};
+    }
+    float2 sum = sum_over_rows(pairs), *to = (float2*)(sums + 8 * sum_pair() + threadIdx.x % 4 * 2);
+    *to = adds ? float2{to->x + sum.x, to->y + sum.y} : sum;
 }
 
 // A warpgroup's dq of a tile of queries: to shared memory, from where it is added; in block 0, whose turn is
-// the last, with the sum of the others to dqkv
+// the last, with the sum of the others to dqkv, by way of 2 KB of a warp's own at `free`
 template <int HS>
 __device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, const KeyBlock<HS>& own,
-                               int group, int tile, int done, bf16* dqkv, const FlashScratch& scratch,
+                               int group, int tile, int done, char* free, bf16* dqkv,
                                const AttentionShape& a, float scale) {
     using Tiles = HopperBackwardTiles<HS>;
-    int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    int g = lane / 4, c = lane % 4 * 2;
-    DqPart part = own.part(tile, group);
-    mbarrier_wait(&in.at.dq_free[group], (done + 1) % 2);
-    if (threadIdx.x % 128 == 0) in.dq_parts[group] = part;
-    if (!part.is_last) {
-        char* to = in.dq + group * Tiles::dq_bytes + threadIdx.x % 128 * 16;
+    int warp = threadIdx.x / 32 % 4;
+    char* here = in.dq + group * Tiles::dq_bytes + threadIdx.x % 128 * 16;
+    mbarrier_wait(&in.at.dq_ready[group], done % 2);
+    if (own.block > 0) {
         #pragma unroll
         for (int i = 0; i < 8; i++)
-            store_for_async(to + i * 128 * 16,
+            store_for_async(here + i * 128 * 16,
                             Values<float, 4>{{dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]}});
         fence_for_async();
-    } else {
-        if (threadIdx.x % 128 == 0) wait_until(part.turn(scratch), part.before);
-        named_barrier<128>(2 + group);
-        const float* sums = part.sums(scratch) + threadIdx.x % 128 * 4;
-        float2 others[16] = {};  // all loads before the first use: none waits for another
-        if (part.before > 0) {
-            #pragma unroll
-            for (int i = 0; i < 16; i++)
-                others[i] = load_from_l2((const float2*)(sums + i / 2 * 128 * 4 + i % 2 * 2));
-        }
-        float total[32];
-        #pragma unroll
-        for (int i = 0; i < 16; i++) {
-            total[2 * i] = dq[2 * i] + others[i].x;
-            total[2 * i + 1] = dq[2 * i + 1] + others[i].y;
-        }
+        mbarrier_arrive(&in.at.dq_full[group]);
+        return;
+    }
 
-        float* column_sums = in.bias_sums<HS>(group * 4 + warp) + (HS > 64) * group * 64 + c;
-        #pragma unroll
-        for (int i = 0; i < 32; i += 4) {  // queries beyond the sequence have zeros
-            float2 column = sum_over_rows({total[i] + total[i + 2], total[i + 1] + total[i + 3]});
-            if (g > 0) continue;
-            column_sums[2 * i] += column.x * scale;
-            column_sums[2 * i + 1] += column.y * scale;
-        }
-
-        int query = tile * Tiles::queries + (HS == 64) * group * 64 + warp * 16;
-        long stride = 3L * a.NH * HS;
-        bf16* to = dqkv + ((long)own.b * a.T + query) * stride + 3L * own.h * HS + (HS > 64) * group * 64;
-        char* free = in.dq + group * Tiles::dq_bytes + warp * 16 * 128;  // block 0 leaves no dq there
-        int columns = HS % 64 ? HS - 64 * group : 64;  // from its first one on
-        store_rows<0>(to, total, {scale, scale}, free, a.T - query, columns, stride);
+    float total[32];
+    bool adds = own.turn_of(tile) > 0;
+    #pragma unroll
+    for (int i = 0; i < 8; i++) {
+        Values<float, 4> others = {};
+        if (adds) others = *(const Values<float, 4>*)(here + i * 128 * 16);
+        for (int j = 0; j < 4; j++) total[4 * i + j] = dq[4 * i + j] + others.at[j];
     }
     mbarrier_arrive(&in.at.dq_full[group]);
+
+    // queries beyond the sequence have zeros
+    sum_columns<0>(in.bias_sums<HS>(group * 4 + warp) + (HS > 64) * group * 64, total, scale, true);
+    int query = tile * Tiles::queries + (HS == 64) * group * 64 + warp * 16;
+    long stride = 3L * a.NH * HS;
+    bf16* to = dqkv + ((long)own.b * a.T + query) * stride + 3L * own.h * HS + (HS > 64) * group * 64;
+    int columns = HS % 64 ? HS - 64 * group : 64;  // from its first one on
+    store_rows<0>(to, total, {scale, scale}, free, a.T - query, columns, stride);
 }
 
-// a warp's dk and dv, and this block's share of the bias gradient. free_ds: where the next tile's ds will
-// lie; with the last tile, both warpgroups were done with what lay there
+// a warp's dk and dv, by way of 2 KB of its own at `free`, and this block's share of the bias gradient
 template <int HS, int size>
-__device__ inline void write_keys(const float (&dk)[size], const float (&dv)[size], char* free_ds,
-                                  const BackwardShared& in, const KeyBlock<HS>& own, bf16* dqkv,
-                                  const FlashScratch& scratch, const AttentionShape& a, float scale) {
+__device__ inline void write_keys(const float (&dk)[size], const float (&dv)[size], char* free,
+                                  const BackwardShared& in, bf16* dqkv, const FlashScratch& scratch,
+                                  const AttentionShape& a, float scale) {
     using Tiles = HopperBackwardTiles<HS>;
-    int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4 * 2;
-    int in_block = warp * 16, first_key = own.block * Tiles::keys + in_block;
-
-    char* free = free_ds + in_block * 128;
+    KeyBlock<HS> own(in.number[1], a.T, a.NH);
+    int warp = threadIdx.x / 32 - 4, first_key = own.block * Tiles::keys + warp * 16;
     int keys_left = a.T - first_key;
     long stride = 3L * a.NH * HS;
     bf16* to = dqkv + ((long)own.b * a.T + first_key) * stride + 3L * own.h * HS;
+    float *k_sums = in.bias_sums<HS>(warp) + Tiles::columns, *v_sums = k_sums + Tiles::columns;
     store_rows<0>(to + HS, dk, {scale, scale}, free, keys_left, 64, stride);
     store_rows<0>(to + 2 * HS, dv, {1, 1}, free, keys_left, 64, stride);
+    sum_columns<0>(k_sums, dk, scale, false);  // keys beyond the sequence have zeros
+    sum_columns<0>(v_sums, dv, 1, false);
     if constexpr (HS > 64) {
         store_rows<32>(to + HS + 64, dk, {scale, scale}, free, keys_left, HS - 64, stride);
         store_rows<32>(to + 2 * HS + 64, dv, {1, 1}, free, keys_left, HS - 64, stride);
+        sum_columns<32>(k_sums + 64, dk, scale, false);
+        sum_columns<32>(v_sums + 64, dv, 1, false);
     }
 
-    float* sums = in.bias_sums<HS>(warp);  // keys beyond the sequence have zeros
-    #pragma unroll
-    for (int i = 0; i < size; i += 4) {
-        float2 k = sum_over_rows({(dk[i] + dk[i + 2]) * scale, (dk[i + 1] + dk[i + 3]) * scale});
-        float2 v = sum_over_rows({dv[i] + dv[i + 2], dv[i + 1] + dv[i + 3]});
-        if (g == 0) {
-            *(float2*)(sums + Tiles::columns + i * 2 + c) = k;
-            *(float2*)(sums + 2 * Tiles::columns + i * 2 + c) = v;
-        }
-    }
     named_barrier<256>(1);
     long block = (long)own.b * own.blocks + own.block;
     float* parts = scratch.dqkv_sums + block * 3 * a.NH * HS + 3L * own.h * HS;
@@ -280,7 +279,6 @@ __device__ inline void write_keys(const float (&dk)[size], const float (&dv)[siz
         for (int w = 0; w < 8; w++) sum += in.bias_sums<HS>(w)[at];
         parts[i] = sum;
     }
-    named_barrier<256>(1);  // the next block's sums may be written
 }
 
 // A consumer warpgroup's share of a block: dk and dv of its 64 keys, and its part of every tile's dq. done:
@@ -339,13 +337,13 @@ __device__ inline void attend_backward(const BackwardShared& in, const KeyBlock<
             }
         }
         wgmma_wait<0>(dp);
-        round_probabilities(p_rounded, s);
         #pragma unroll
         for (int i = 0; i < BM / 4; i++) {
             const float* of_pair = delta + i / 2 * 8 + c;
             ds_rounded[i / 4][i % 4] = pack_bf16(s[2 * i] * (dp[2 * i] - of_pair[0]),
                                                  s[2 * i + 1] * (dp[2 * i + 1] - of_pair[1]));
         }
+        round_probabilities(p_rounded, s);
 
         wgmma_fence();
         #pragma unroll
@@ -353,7 +351,8 @@ __device__ inline void attend_backward(const BackwardShared& in, const KeyBlock<
             wgmma<columns>(dv, p_rounded[j], columns_descriptor(dout_now, 16 * j, abreast), true);
         wgmma_commit();
 
-        // the ds of two tiles ago lay here: at the last barrier both warpgroups were done with it
+        // here lay the ds of two tiles ago, with which both warpgroups were done at the last barrier 1, or
+        // since then rows of this warp's output
         #pragma unroll
         for (int j = 0; j < BM / 16; j++) {
             int row = in_block + lane % 16, column = 16 * j + lane / 16 * 8;
@@ -378,31 +377,30 @@ __device__ inline void attend_backward(const BackwardShared& in, const KeyBlock<
         // dq leaves while the tensor cores compute dk
         wgmma_wait<1>(dv, dq);
         if (lane == 0 && tile == own.tiles - 1) mbarrier_arrive(&in.at.keys_free);
-        send_dq<HS>(dq, in, own, group, tile, done, dqkv, scratch, a, scale);
+        char* free = in.ds + (done + 1) % 2 * Tiles::ds_bytes + in_block * 128;  // where the next ds will be
+        send_dq<HS>(dq, in, own, group, tile, done, free, dqkv, a, scale);
 
         wgmma_wait<0>(dk);
         // lane 0 arrives for its warp, whose reads of the stage's terms barrier 1 has ordered before
         if (lane == 0) mbarrier_arrive(&in.at.free[stage]);
     }
 
-    write_keys<HS>(dk, dv, in.ds + done % 2 * Tiles::ds_bytes, in, own, dqkv, scratch, a, scale);
+    write_keys<HS>(dk, dv, in.ds + done % 2 * Tiles::ds_bytes + in_block * 128, in, dqkv, scratch, a, scale);
 }
 
-// a consumer warpgroup
+// a consumer warpgroup. Both take the same blocks, even if a wait has expired: one thread reads the number
 template <int HS>
 __device__ inline void attend_blocks(const BackwardShared& in, bf16* dqkv, const FlashScratch& scratch,
                                      const AttentionShape& a, float scale) {
-    int group = warpgroup_index() - 1, done = 0;
-    for (int n = 0;; n++) {
+    for (int n = 0, done = 0;; n++) {
         mbarrier_wait(&in.at.keys_full, n % 2);
-        KeyBlock<HS> own(*in.number, a.T, a.NH);
-        if (!own.exists(a)) break;
+        if (threadIdx.x == 128) in.number[1] = in.number[0];
+        named_barrier<256>(1);  // and the last block's column sums have been read
+        int number = in.number[1];
+        if (number < 0) return;
+        KeyBlock<HS> own(number, a.T, a.NH);
         attend_backward(in, own, done, dqkv, scratch, a, scale);
     }
-
-    mbarrier_wait(&in.at.dq_free[group], (done + 1) % 2);
-    if (threadIdx.x % 128 == 0) in.dq_parts[group].number = -1;
-    mbarrier_arrive(&in.at.dq_full[group]);
 }
 
 template <int HS>
@@ -417,8 +415,7 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
     DYNAMIC_SHARED(char, shared);
     SHARED(HopperBackwardBarriers, barriers, 1);
     SHARED(float, query_terms, stages * 2 * BM);  // of a stage: lse (base 2), then delta of the queries
-    SHARED(int, number, 1);
-    SHARED(DqPart, dq_parts, 2);
+    SHARED(int, number, 2);
     HopperBackwardBarriers& at = barriers[0];
     char* k = shared + (1024 - shared_address(shared) % 1024) % 1024;
     char* q = k + 2 * Tiles::all_keys;  // behind k and v: stages of q and dout
@@ -426,23 +423,23 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
 
     if (threadIdx.x == 0) {
         mbarrier_init(&at.keys_full, 1);
-        mbarrier_init(&at.keys_free, 8);  // the consumers' warps
+        mbarrier_init(&at.keys_free, 10);  // the consumers' warps, and the threads that add their dq
         for (int i = 0; i < 2; i++) {
             mbarrier_init(&at.full[i], 33);      // TMA's thread, and its warp, which copies query_terms
             mbarrier_init(&at.free[i], 8);
             mbarrier_init(&at.dq_full[i], 128);  // a warpgroup
-            mbarrier_init(&at.dq_free[i], 1);    // the thread that adds its dq
+            mbarrier_init(&at.dq_ready[i], 1);   // the thread that adds its dq
         }
         mbarrier_fence_init();
     }
     __syncthreads();
 
-    BackwardShared in = {k, q, ds, dq, query_terms, number, dq_parts, at};
+    BackwardShared in = {k, q, ds, dq, query_terms, number, at};
     if (threadIdx.x < 128) {  // warp 0 loads, a thread of warps 1 and 2 each adds to dq
         fewer_registers<24>();
         int warp = threadIdx.x / 32;
         if (warp == 0) load_backward_tiles<HS>(in, keys_map, queries_map, dout_map, scratch, a);
-        else if (warp < 3 && threadIdx.x % 32 == 0) add_dq_in_turn<HS>(in, scratch, warp - 1);
+        else if (warp < 3 && threadIdx.x % 32 == 0) add_dq_in_turn<HS>(in, scratch, a, warp - 1);
         return;
     }
     more_registers<240>();

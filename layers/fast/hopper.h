@@ -13,8 +13,8 @@
 //              A group of products: wgmma_fence, products, wgmma_commit; their registers must not be touched
 //              until wgmma_wait<n>, which returns when all but the last n groups are done
 //   bulk       one thread copies contiguous bytes from shared to global memory, or adds fp32 numbers to what
-//              is there (each sum is rounded once), asynchronously. bulk_wait_read returns when the shared
-//              memory may be overwritten, bulk_wait when the results may be published
+//              is there (each sum is rounded once), asynchronously; bulk_wait returns when the results may be
+//              published. The other way they arrive at an mbarrier, as TMA's do
 #pragma once
 #include "turns.h"
 
@@ -125,8 +125,14 @@ __device__ inline void bulk_add(float* to, const void* from, int bytes) {
                  "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
                  :: "l"(__cvta_generic_to_global(to)), "r"(shared_address(from)), "r"(bytes) : "memory");
 }
+// after a wait_until for the blocks that wrote there
+__device__ inline void bulk_load(void* to, const float* from, int bytes, Mbarrier* b) {
+    asm volatile("fence.proxy.async.global;\n\t"
+                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :: "r"(shared_address(to)), "l"(__cvta_generic_to_global(from)), "r"(bytes),
+                 "r"(shared_address(b)) : "memory");
+}
 __device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-__device__ inline void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ inline void bulk_wait() {
     asm volatile("cp.async.bulk.wait_group 0;\n\tfence.proxy.async.global;" ::: "memory");
 }
@@ -248,8 +254,10 @@ inline void bulk_store(float* to, const void* from, int bytes) {
     emulated::begin_bulk(to, from, bytes, false);
 }
 inline void bulk_add(float* to, const void* from, int bytes) { emulated::begin_bulk(to, from, bytes, true); }
+inline void bulk_load(void* to, const float* from, int bytes, Mbarrier* b) {
+    emulated::begin_bulk_load(to, from, bytes, b);
+}
 inline void bulk_commit() { emulated::commit_bulk(); }
-inline void bulk_wait_read() { emulated::read_bulk(); }
 inline void bulk_wait() { emulated::finish_bulk(); }
 template <int threads>
 void named_barrier(int id) {

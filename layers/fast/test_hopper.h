@@ -114,7 +114,7 @@ void hopper_attention() {
     struct Size { int B, T, NH, HS; };
     std::vector<Size> sizes = {{1, 1, 1, 64},   {2, 17, 2, 64},  {1, 128, 1, 128}, {1, 129, 2, 64},
                                {2, 200, 1, 128}, {1, 300, 1, 64}, {1, 520, 1, 128},
-                               {1, 150, 2, 80}, {2, 300, 1, 96}};
+                               {1, 150, 2, 80}, {2, 300, 1, 96}, {2, 300, 2, 64}};
 
     // more blocks than SMs, and blocks that wait for one another's turns
     if (!host_is_device) sizes.insert(sizes.end(), {{4, 2048, 12, 64}, {2, 2048, 16, 128}, {3, 1000, 8, 64},
@@ -166,8 +166,10 @@ void hopper_attention() {
             first = back;
         }
         std::vector<real> sums = parts.back();
-        for (int ctas : {1, 2, 3, 7}) {  // however many share the blocks of keys
+        for (int ctas : {1, 2, 3, 7, B * NH * ceil_div(T, 128)}) {  // however many share the blocks of keys
             set_zero(turns.device, flash_turns(B, NH, T) * sizeof(int), nullptr);
+            set_zero(dqkv.device, n * sizeof(floatX), nullptr);
+            set_zero(parts.device, flash_dqkv_sums(a) * sizeof(real), nullptr);
             gpu::with_head_size(HS, [&](auto head_size) {
                 if constexpr (gpu::has_hopper_kernels(head_size))
                     gpu::flash_backward_hopper<head_size>(dqkv.device, scratch, dout.device, qkv.device, a,

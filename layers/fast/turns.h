@@ -80,10 +80,11 @@ bool take_expired_wait(Stream s) {
 }
 
 inline void wait_until(const int* turn, int value) {
+    emulated::worker->look_again = [](long published) { emulated::block_waits.look_again(published); };
     for (;;) {
-        long before = emulated::block_waits.published_so_far();
+        long published = emulated::block_waits.published_so_far();
         if (__atomic_load_n(turn, __ATOMIC_ACQUIRE) == value) break;
-        emulated::block_waits.look_again(before);
+        emulated::worker->wait_for_turn(published);
     }
     emulated::block_waits.stop_waiting();
     emulated::Thread& t = emulated::worker->threads[emulated::worker->current];
