@@ -176,8 +176,8 @@ HOPPER = {
 HOPPER_CALLS = (
     r"\b(wgmma_fence|wgmma_commit|wgmma_wait<\d>|mbarrier_fence_init|__syncthreads|mbarrier_wait|tma_load|"
     r"mbarrier_arrive_expect|mbarrier_arrive|named_barrier<\d+>|named_barrier_arrive<\d+>|fence_for_async|"
-    r"stmatrix_x4|store_for_async|bulk_store|bulk_add|bulk_commit|bulk_load|bulk_wait|wait_until|"
-    r"publish|mask)(?=\()"
+    r"stmatrix_x4|store_for_async|bulk_store|bulk_add|bulk_commit|bulk_load|bulk_wait_read|bulk_wait|"
+    r"wait_until|publish|mask)(?=\()"
 )
 # of the same files: what is written in its place
 HOPPER_CHANGES = (
@@ -201,7 +201,7 @@ HOPPER_CHANGES = (
     (r"(?<=keys_free, )10", "9"),
     (r"own\.head >= a\.B \* a\.NH(?=\) break)", "begins && done > 0"),
     (r"own\.block == 0 && before > 0", "false"),
-    (r"own\.turn_of\(tile\) > 0", "false"),
+    (r"own\.turn_of\(tile( \+ 1)?\) > 0", "false"),
     (r"begins = left == 0", "begins = left <= 1"),
     (r"before == 0(?=\) bulk)", "false"),
     (r"(?<=dq_full\[i\], )128", "127"),

@@ -101,7 +101,7 @@ struct BlockWaits {
     std::mutex guard;
     int running = 0;  // OS threads that still have blocks to run
     long published = 0;
-    std::map<const Worker*, long> in_vain;  // by waiting worker: `published` before it last checked
+    std::map<const Worker*, long> in_vain;  // by waiting worker: `published` before a thread checked
 
     long published_so_far() { return __atomic_load_n(&published, __ATOMIC_ACQUIRE); }
     void publish() { __atomic_fetch_add(&published, 1, __ATOMIC_RELEASE); }

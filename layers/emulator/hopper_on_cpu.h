@@ -6,8 +6,8 @@
 //              at random. Until the wait returns the accumulators hold NaN; writing them, or the registers of
 //              the first operand, is an error. Operands are located by their descriptors alone, with the
 //              swizzle of absolute addresses, by the rules in scripts/hopper_facts.json
-//   bulk       at random, a group reads its source when it is committed or when it is waited for, and arrives
-//              then or at the end of the wait; to shared memory, as a TMA box
+//   bulk       at random, a group reads its source when it is committed or when that read is waited for, and
+//              arrives then or when its completion is waited for; to shared memory, it arrives as a TMA box
 //   addresses  of shared memory: offsets from a base that is aligned to 16 bytes and no more
 #pragma once
 #include <array>
@@ -193,7 +193,7 @@ inline void stmatrix(void* row, const uint32_t (&r)[4], Site site) {
     });
 }
 
-// ---- bulk copies to global memory ------------------------------------------------------------------------
+// ---- bulk copies -----------------------------------------------------------------------------------------
 
 // a thread's copies, the uncommitted ones last
 inline void begin_bulk(float* to, const void* from, int bytes, bool adds) {
@@ -218,6 +218,7 @@ inline void read_bulk() {
 // from what other blocks have written to global memory
 inline void begin_bulk_load(void* to, const float* from, int bytes, Mbarrier* barrier) {
     barrier->check("a bulk copy");
+    if (worker->mbarriers_unseen) fail("a bulk copy: no fence.mbarrier_init behind mbarrier.init");
     uint32_t first = shared_offset(to, "a bulk copy");
     if (bytes <= 0 || (bytes | (uintptr_t)from | first) % 16)
         fail("a bulk copy of %d bytes to %u: all must be multiples of 16", bytes, first);
@@ -234,6 +235,8 @@ inline void begin_bulk_load(void* to, const float* from, int bytes, Mbarrier* ba
         memcpy(&values, from + at / 4, 16);
         memset((char*)to + at, 0xFF, 16);
         (is_late ? worker->late : worker->arriving).push_back([=] {
+            [[maybe_unused]] watch::Unwatched emulator;
+            if (memcmp(&values, from + at / 4, 16)) fail("a bulk copy's source is written while it is read");
             memcpy((char*)to + at, &values, 16);
             barrier->complete(16);
         });

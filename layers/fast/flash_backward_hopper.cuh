@@ -138,13 +138,15 @@ __device__ inline void load_backward_tiles(const BackwardShared& to, const Tenso
     mbarrier_arrive(&at.keys_full);
 }
 
-// a thread for each warpgroup: adds its dq, tile after tile; after bulk_wait it is in memory, and published
+// A thread for each warpgroup: adds its dq, tile after tile; after bulk_wait it is in memory, and published.
+// To block 0 it brings the others' sum instead
 template <int HS>
 __device__ inline void add_dq_in_turn(const BackwardShared& in, const FlashScratch& scratch,
                                       const AttentionShape& a, int group) {
     constexpr int bytes = HopperBackwardTiles<HS>::dq_bytes;
     Mbarrier *ready = &in.at.dq_ready[group], *full = &in.at.dq_full[group];
     char* dq = in.dq + group * bytes;
+    mbarrier_arrive(ready);
     for (int n = 0, done = 0;; n++) {
         mbarrier_wait(&in.at.keys_full, n % 2);
         int number = in.number[0];
@@ -156,27 +158,32 @@ __device__ inline void add_dq_in_turn(const BackwardShared& in, const FlashScrat
             int part = own.part(tile, group), before = own.turn_of(tile), *turn = scratch.turns + 1 + part;
             float* sums = scratch.dq + part * (bytes / 4L);
             bool reads = own.block == 0 && before > 0;
+            wait_until(turn, before);
             if (reads) {
-                wait_until(turn, before);
                 mbarrier_arrive_expect(ready, bytes);
                 bulk_load(dq, sums, bytes, ready);
-            } else mbarrier_arrive(ready);
+            }
 
             mbarrier_wait(full, done % 2);
-            if (own.block == 0) continue;
-            wait_until(turn, before);
+            if (own.block == 0) {
+                bool next_reads = tile + 1 < own.tiles && own.turn_of(tile + 1) > 0;
+                if (!next_reads) mbarrier_arrive(ready);  // a block's first tile reads nothing
+                continue;
+            }
             if (before == 0) bulk_store(sums, dq, bytes);
             else bulk_add(sums, dq, bytes);
             bulk_commit();
+            bulk_wait_read();
+            mbarrier_arrive(ready);
             bulk_wait();
             publish(turn, before + 1);
         }
     }
 }
 
-// The sums over a warp's rows of eight pairs of columns, which lanes 4 g + c hold for their rows g. In each
-// of three steps lanes exchange halves: one of the two adds up the first four pairs, the other the rest, and
-// so on. The lane is left with the sum of pair sum_pair()
+// The sums over a warp's rows of eight pairs of columns, which lane l holds for its rows, those of l / 4. In
+// each of three steps two lanes exchange halves: one adds up the first four pairs, the other the rest, and so
+// on. A lane is left with the sum of pair sum_pair()
 __device__ inline float2 sum_over_rows(float2 (&x)[8]) {
     #pragma unroll
     for (int n = 4, lanes = 4; n > 0; n /= 2, lanes *= 2) {
@@ -395,7 +402,7 @@ __device__ inline void attend_blocks(const BackwardShared& in, bf16* dqkv, const
     for (int n = 0, done = 0;; n++) {
         mbarrier_wait(&in.at.keys_full, n % 2);
         if (threadIdx.x == 128) in.number[1] = in.number[0];
-        named_barrier<256>(1);  // and the last block's column sums have been read
+        named_barrier<256>(1);  // and the previous block's column sums have been read
         int number = in.number[1];
         if (number < 0) return;
         KeyBlock<HS> own(number, a.T, a.NH);
@@ -422,6 +429,7 @@ flash_backward_hopper_kernel(const __grid_constant__ TensorMap keys_map,
     char *ds = q + stages * 2 * Tiles::all_queries, *dq = ds + 2 * Tiles::ds_bytes;
 
     if (threadIdx.x == 0) {
+        number[0] = -1;
         mbarrier_init(&at.keys_full, 1);
         mbarrier_init(&at.keys_free, 10);  // the consumers' warps, and the threads that add their dq
         for (int i = 0; i < 2; i++) {

@@ -13,8 +13,9 @@
 //              A group of products: wgmma_fence, products, wgmma_commit; their registers must not be touched
 //              until wgmma_wait<n>, which returns when all but the last n groups are done
 //   bulk       one thread copies contiguous bytes from shared to global memory, or adds fp32 numbers to what
-//              is there (each sum is rounded once), asynchronously; bulk_wait returns when the results may be
-//              published. The other way they arrive at an mbarrier, as TMA's do
+//              is there (each sum is rounded once), asynchronously. bulk_wait_read returns when the shared
+//              memory may be overwritten, bulk_wait when the results may be published. In the other
+//              direction, from global to shared memory, the bytes arrive at an mbarrier, as TMA's do
 #pragma once
 #include "turns.h"
 
@@ -133,6 +134,7 @@ __device__ inline void bulk_load(void* to, const float* from, int bytes, Mbarrie
                  "r"(shared_address(b)) : "memory");
 }
 __device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ inline void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ inline void bulk_wait() {
     asm volatile("cp.async.bulk.wait_group 0;\n\tfence.proxy.async.global;" ::: "memory");
 }
@@ -258,6 +260,7 @@ inline void bulk_load(void* to, const float* from, int bytes, Mbarrier* b) {
     emulated::begin_bulk_load(to, from, bytes, b);
 }
 inline void bulk_commit() { emulated::commit_bulk(); }
+inline void bulk_wait_read() { emulated::read_bulk(); }
 inline void bulk_wait() { emulated::finish_bulk(); }
 template <int threads>
 void named_barrier(int id) {

@@ -2,12 +2,12 @@
 //   wait_until and publish: a counter in global memory that keeps blocks in order. All threads of a block
 //   write, then a barrier, then one thread publishes (its release covers what the barrier ordered before it).
 //   In the next block one thread waits, then a barrier, then all threads read the results with load_from_l2.
-//   On sm_90a one thread waits, adds by a bulk copy, waits for that to end, and publishes; only in the block
-//   that reads the sum do all threads, after a barrier.
+//   On sm_90a one thread waits, adds by a bulk copy, waits for that to end, and publishes; in the block whose
+//   turn is the last it brings the sum to shared memory by another.
 //   On a GPU a wait that does not end gives up after ten seconds, and later waits give up early: the kernel
 //   ends with invalid results, so a step ends with refuse_expired_waits(), after the update and before
 //   anything is reported or saved. (A trap instead made registers spill.) In emulation a wait that cannot end
-//   is an error at once.
+//   is an error as soon as no other thread can run.
 #pragma once
 #include "../base/device.h"
 
