@@ -109,14 +109,14 @@ dim3 column_blocks(int C, int parts, int matrices = 1) {
     return dim3(ceil_div(C, column_lanes * EACH), parts, matrices);
 }
 
-// the sums of `count` parts to `first`; unless `second` is nullptr, those of the next matrix's parts there
+// the sums of `count` parts to `first`; with a `second`, those of the next matrix's parts there
 inline void column_sum_finish(real* first, real* second, const real* parts, int count, int C, bool accumulate,
                               Stream s) {
     LAUNCH(column_sum_finish_kernel, dim3(ceil_div(C, 128), second ? 2 : 1), 128, 0, s, first, second, parts,
            count, C, accumulate);
 }
 
-// of x (N, C) to `first`; unless `second` is nullptr, those of a further matrix, behind x, there;
+// of x (N, C) to `first`; with a `second`, those of a further matrix behind x there (layer norm's dw and db);
 // scratch: column_sum_scratch(C) for each
 template <class T>
 void column_sums(real* first, real* second, const T* x, real* scratch, int N, int C, bool accumulate,
