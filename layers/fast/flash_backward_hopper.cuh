@@ -257,10 +257,9 @@ __device__ inline void send_dq(const float (&dq)[32], const BackwardShared& in, 
 // a warp's dk and dv, by way of 2 KB of its own at `free`, and this block's share of the bias gradient
 template <int HS, int size>
 __device__ inline void write_keys(const float (&dk)[size], const float (&dv)[size], char* free,
-                                  const BackwardShared& in, bf16* dqkv, const FlashScratch& scratch,
-                                  const AttentionShape& a, float scale) {
+                                  const BackwardShared& in, const KeyBlock<HS>& own, bf16* dqkv,
+                                  const FlashScratch& scratch, const AttentionShape& a, float scale) {
     using Tiles = HopperBackwardTiles<HS>;
-    KeyBlock<HS> own(in.number[1], a.T, a.NH);
     int warp = threadIdx.x / 32 - 4, first_key = own.block * Tiles::keys + warp * 16;
     int keys_left = a.T - first_key;
     long stride = 3L * a.NH * HS;
@@ -392,7 +391,8 @@ __device__ inline void attend_backward(const BackwardShared& in, const KeyBlock<
         if (lane == 0) mbarrier_arrive(&in.at.free[stage]);
     }
 
-    write_keys<HS>(dk, dv, in.ds + done % 2 * Tiles::ds_bytes + in_block * 128, in, dqkv, scratch, a, scale);
+    char* free = in.ds + done % 2 * Tiles::ds_bytes + in_block * 128;
+    write_keys<HS>(dk, dv, free, in, own, dqkv, scratch, a, scale);
 }
 
 // a consumer warpgroup. Both take the same blocks, even if a wait has expired: one thread reads the number
